@@ -4,6 +4,7 @@ No row passes through here while the database works.
 """
 
 import asyncio
+from typing import assert_never
 
 import psycopg
 from psycopg import errors
@@ -11,7 +12,8 @@ from psycopg.sql import SQL
 
 from relay.backoff import backoff, wait_for_event
 from relay.engine.health import Health
-from relay.engine.session.session import NO_DAY, PASSING, LaneSession
+from relay.engine.session.session import LaneSession
+from relay.engine.session.statement_fault import StatementFault, fault_of
 from relay.logger import get_logger
 
 log = get_logger(__name__)
@@ -67,18 +69,44 @@ class DatabaseRetry:
         self._days_blocked = False
 
     async def wait(self, error: psycopg.Error, attempts: int) -> None:
-        """Return when a statement that has failed so many times may run again."""
-        if isinstance(error, NO_DAY):  # the clock is past, or before, the days that have partitions
-            if await self.ensure_days():
-                return
-            reason = f"no partition takes the rows sent today: {await self._blockers()}"
-        else:
-            reason = await self._explain(error)
+        """Return when a statement that has failed so many times may run again.
+
+        Raises:
+            psycopg.Error: the error, if the statement must not run again on this session.
+        """
+        if not self._is_waited_for(fault := fault_of(error)):
+            raise error
+        reason = await self._reason(error, fault, attempts)
+        if not reason:
+            return
         self._health.degrade("database", reason)
         if self._drain.is_set():
             await asyncio.sleep(RETRY_INITIAL)
         else:
             await wait_for_event(self._drain, backoff(attempts, RETRY_INITIAL, RETRY_MAX))
+
+    def _is_waited_for(self, fault: StatementFault) -> bool:
+        match fault:
+            case StatementFault.SESSION | StatementFault.TABLES:
+                return False
+            case StatementFault.RIGHTS:  # without a lane no row is in flight: the relay ends, and says what it lacks
+                return bool(self._session.lanes.held)
+            case StatementFault.DAY | StatementFault.PASSING | StatementFault.STANDING:
+                return True
+            case _:
+                assert_never(fault)
+
+    async def _reason(self, error: psycopg.Error, fault: StatementFault, attempts: int) -> str:
+        """Return why a statement has to wait; empty if it may run again at once."""
+        if fault is StatementFault.PASSING:
+            return await self._explain(error)
+        if fault is StatementFault.DAY:  # the clock is past, or before, the days that have partitions
+            if not await self.ensure_days():
+                return f"no partition takes the rows sent today: {await self._blockers()}"
+            if attempts == 1:
+                return ""
+        hint = f" {error.diag.message_hint}" if error.diag.message_hint else ""
+        return f"a statement fails until an operator acts: {await self._explain(error)}.{hint} See `relay doctor`"
 
     def heal(self) -> None:
         """Note that a statement has succeeded after it had failed."""
@@ -95,7 +123,9 @@ class DatabaseRetry:
         try:
             async with self._session.use() as connection:
                 await connection.execute(self._session.sql(ENSURE_DAYS))
-        except PASSING as error:
+        except psycopg.Error as error:
+            if not self._is_waited_for(fault_of(error)):
+                raise
             if not self._days_blocked:
                 log.warning("days.blocked", reason=await self._explain(error))
             self._days_blocked = True

@@ -3,9 +3,9 @@
 A lane belongs to the session that holds its advisory lock. Its rows are read and marked on that very session, so a
 node that lost the session can neither read nor mark another row.
 
-Some errors leave the session and its lanes as they are: a full disk, a locked table, a missing day. The statement is
-then repeated (`retried`) until it succeeds. Confirmed rows that cannot be marked stay in the window, which fills; then
-the relay reads no more, and so sends no more.
+Most errors leave the session and its lanes as they are (relay/engine/session/statement_fault.py): a full disk, a locked
+table, a missing day. The statement is then repeated (`retried`) until it succeeds. Confirmed rows that cannot be marked
+stay in the window, which fills; then the relay reads no more, and so sends no more.
 """
 
 import asyncio
@@ -72,10 +72,6 @@ SESSION_LOST = (
     DeadlineError,
     CommitUnknownError,
 )
-
-# What passes, and leaves the session usable.
-PASSING = (psycopg.errors.DiskFull, psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
-NO_DAY = psycopg.errors.CheckViolation  # no partition takes the day
 
 LANES = 16
 
@@ -430,7 +426,7 @@ class Retry(Protocol):
     """What `retried` needs: the pause between two attempts of a statement."""
 
     async def wait(self, error: psycopg.Error, attempts: int) -> None:
-        """Return when a statement that has failed so many times, now with such an error, may run again."""
+        """Return when a statement that has failed so many times may run again; raise the error if it may not."""
 
     def heal(self) -> None:
         """Note that a statement has succeeded after it had failed."""
@@ -439,7 +435,7 @@ class Retry(Protocol):
 def retried(
     ask: Callable[Concatenate[Any, Asked], Awaitable[Result]],
 ) -> Callable[Concatenate[Any, Asked], Coroutine[Any, Any, Result]]:
-    """Repeat a method until it succeeds, with pauses by its object's `_retry`; losing the session ends it.
+    """Repeat a method until it succeeds, with pauses by its object's `_retry`, which raises what must not be repeated.
 
     The method is one transaction and changes nothing else.
     """
@@ -450,7 +446,7 @@ def retried(
         while True:
             try:
                 result = await ask(self, *args, **kwargs)
-            except (*PASSING, NO_DAY) as error:
+            except psycopg.Error as error:
                 attempts += 1
                 retry: Retry = self._retry
                 await retry.wait(error, attempts)
