@@ -22,6 +22,7 @@ AT_START = frozenset(
         "database.foreign",
         "database.locks",
         "database.days",
+        "database.publications",
         "database.connections",
         "database.slots",
         "database.vacuum",

@@ -10,6 +10,7 @@ from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
 from relay.operate.revision import head_revision
 
+PUBLISHES_GENERATED = 180000  # the first server that can publish generated columns
 DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (`database_retry.ENSURE_DAYS`)
 
 # Floors are saved at a position that was given: a sequence below it was set back. A relay that lives tells it itself.
@@ -33,6 +34,39 @@ READ_DAYS = SQL("""
         ON pg_inherits.inhrelid = part.oid AND inhparent = to_regclass(format('%%I.message_sent', %(schema)s::text))
     ORDER BY day
 """)
+
+# PostgreSQL refuses to update or delete a row that a publication of updates or deletes covers, if the table has no
+# replica identity. From release 18 on, that must have no generated column which the publication leaves out
+# (`pubgencols`, which older servers lack). Rows of a sent day only come and go with it.
+READ_PUBLICATIONS = """
+    SELECT quote_ident(pubname), array_agg(quote_ident(nspname) || '.' || quote_ident(relname) ORDER BY relname)
+    FROM pg_publication
+    CROSS JOIN pg_class AS part
+    JOIN pg_namespace AS schema ON schema.oid = relnamespace
+    WHERE (pubupdate OR pubdelete) AND nspname = %(schema)s AND relkind = 'r'
+        AND relname !~ '^message_sent_[0-9]{8}$' AND pg_relation_is_publishable(part.oid)
+        AND NOT CASE relreplident
+            WHEN 'f' THEN to_jsonb(pg_publication) ->> 'pubgencols' IS DISTINCT FROM 'n' OR NOT EXISTS (
+                SELECT FROM pg_attribute WHERE attrelid = part.oid AND attgenerated <> ''
+            )
+            WHEN 'd' THEN EXISTS (SELECT FROM pg_index WHERE indrelid = part.oid AND indisprimary)
+            WHEN 'i' THEN EXISTS (SELECT FROM pg_index WHERE indrelid = part.oid AND indisreplident)
+            ELSE false
+        END
+        AND (
+            puballtables
+            OR EXISTS (
+                SELECT FROM pg_publication_namespace WHERE pnpubid = pg_publication.oid AND pnnspid = schema.oid
+            )
+            OR EXISTS (
+                SELECT FROM pg_publication_rel
+                WHERE prpubid = pg_publication.oid
+                    AND (prrelid = part.oid OR prrelid IN (SELECT relid FROM pg_partition_ancestors(part.oid)))
+            )
+        )
+    GROUP BY pubname
+    ORDER BY pubname
+"""
 
 
 def tables_at_head(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
@@ -79,3 +113,18 @@ def history(connection: psycopg.Connection, settings: Settings) -> Iterator[Find
         yield Finding(check, Verdict.FAILED, f"the database went back from message {saved} to {given}", remedy)
     else:
         yield Finding(check, Verdict.OK, "no fewer messages were written than relays have seen")
+
+
+def publications(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name each publication that keeps rows from being marked."""
+    check, schema = "database.publications", settings.database.schema_name
+    found = connection.execute(READ_PUBLICATIONS, {"schema": schema}).fetchall()
+    for name, tables in found:
+        words = f"publication {name} publishes changes of {', '.join(tables)}, which have no usable replica identity:"
+        repairs = [f"ALTER TABLE {table} REPLICA IDENTITY FULL" for table in tables]
+        if connection.info.server_version >= PUBLISHES_GENERATED:
+            repairs.append(f"ALTER PUBLICATION {name} SET (publish_generated_columns = stored)")
+        remedy = f"drop the publication, leave schema {schema} out of it, or: {'; '.join(repairs)}"
+        yield Finding(check, Verdict.FAILED, f"{words} no row there can be marked", remedy)
+    if not found:
+        yield Finding(check, Verdict.OK, "no publication keeps rows from being marked")

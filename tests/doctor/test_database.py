@@ -92,6 +92,27 @@ def test_days_that_are_missing(settings: Settings) -> None:
     assert in_the_way.words.startswith(f"{name} is no partition of message_sent")
 
 
+@pytest.mark.every_postgres
+@pytest.mark.parametrize("what", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA outbox", "FOR TABLE outbox.message"])
+def test_a_publication_that_keeps_rows_from_being_marked(settings: Settings, what: str) -> None:
+    assert verdicts(settings, "database.publications") == [OK]
+
+    with operator(settings) as connection:
+        connection.execute(f"CREATE PUBLICATION inserts {what} WITH (publish = 'insert')".encode())
+        assert verdicts(settings, "database.publications") == [OK]
+        connection.execute(f"CREATE PUBLICATION changes {what}".encode())
+        (finding,) = look(settings, "database.publications")
+        _, _, identities = finding.remedy.partition("or: ")
+        connection.execute(identities.encode())
+        connection.execute("INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')")
+        connection.execute("UPDATE outbox.message SET state = 'parked' WHERE state = 'pending'")
+
+    assert finding.verdict == FAILED
+    assert finding.words.startswith("publication changes publishes changes of ")
+    assert "ALTER TABLE outbox.message_pending REPLICA IDENTITY FULL" in identities
+    assert verdicts(settings, "database.publications") == [OK]
+
+
 def test_connections_that_are_taken(own: Settings) -> None:
     # Sessions that were closed just now may still be counted.
     wait_for(lambda: verdicts(own, "database.connections") == [OK], "enough are free", 20)
