@@ -14,7 +14,7 @@ from relay.engine.row import ROWS_PER_MOVE
 from relay.engine.session.session import LaneSession, array_text
 from relay.engine.settle.mark import PARK, POSTPONE, mark_statement
 from relay.engine.settle.quarantine import PARK_BEHIND
-from relay.engine.settle.quarantine_table import LET_GO, SET_ASIDE, SET_ASIDE_BEHIND
+from relay.engine.settle.quarantine_table import FIND_BEHIND, LET_GO, SET_ASIDE, SET_ASIDE_BEHIND
 from tests.engine.conftest import Outbox
 from tests.engine.follower import IN_ORDER, unhurried
 from tests.support.days import make_days
@@ -69,6 +69,7 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
         "park": (session.sql(PARK), FAULTS),
         "park behind": (session.sql(PARK_BEHIND), ids),
         "set aside": (session.sql(SET_ASIDE), {**ids, "route": 1, "reason": ""}),
+        "find behind": (session.sql(FIND_BEHIND), ids),
         "set aside behind": (session.sql(SET_ASIDE_BEHIND), ids),
         "let go": (session.sql(LET_GO), {"route": 1, "lanes": LANES, "rows": 500}),
     }

@@ -71,14 +71,17 @@ class DatabaseRetry:
         if isinstance(error, NO_DAY):  # the clock is past, or before, the days that have partitions
             if await self.ensure_days():
                 return
-            reason = f"no partition takes the rows sent today: {await self._blockers()}"
+            self._health.degrade("database", f"no partition takes the rows sent today: {await self._blockers()}")
         else:
-            reason = await self._explain(error)
-        self._health.degrade("database", reason)
+            await self.report(error)
         if self._drain.is_set():
             await asyncio.sleep(RETRY_INITIAL)
         else:
             await wait_for_event(self._drain, backoff(attempts, RETRY_INITIAL, RETRY_MAX))
+
+    async def report(self, error: psycopg.Error) -> None:
+        """Log why a statement has failed, and show it in the health report."""
+        self._health.degrade("database", await self._explain(error))
 
     def heal(self) -> None:
         """Note that a statement has succeeded after it had failed."""

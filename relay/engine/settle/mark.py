@@ -19,6 +19,7 @@ from relay.engine.read.tail import Tail
 from relay.engine.row import Blame, Fault, Row, pieces
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession, Retry, places, retried
+from relay.engine.settle.put_away import ClosedError
 from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 from relay.logger import get_logger
 from relay.observe.histogram import Histogram
@@ -113,6 +114,7 @@ class Marker:
         self._publisher = publisher
         self._held = held
         self._quarantine = quarantine
+        self._parking = held.parking
         self._policy = policy
         self._delivered = delivered
         self._retry = retry
@@ -201,25 +203,35 @@ class Marker:
         return until
 
     async def _park(self, faults: Sequence[Fault]) -> None:
-        if not await self._write_parked(faults):
+        try:
+            are_parked = await self._write_parked(faults)
+        except ClosedError:
+            for row, *_ in faults:
+                self._parking.put_back(row, self._leave_key(row))
+            return
+        if not are_parked:
             half = len(faults) // 2
             await self._park(faults[:half])
             await self._park(faults[half:])
             return
-        queue = self._publisher.queue
         followers: list[Row] = []
         for row, reason, _ in faults:
             log.error("message.parked", id=row.id, attempts=row.attempts, reason=reason)
             self._quarantine.end_probe(row)
-            if row.key is None or not self._policy.put_away_holds_key:
-                queue.release_key(row)
-            else:
-                followers += queue.remove_followers(row)
+            followers += self._leave_key(row)
+            if row.key is not None and self._policy.put_away_holds_key:
                 self._held.add(row.key)
         self._tail.forget([fault.row for fault in faults])
         await self._held.park_behind(followers)
 
-    @retried
+    def _leave_key(self, row: Row) -> list[Row]:
+        """Return the rows that wait behind a row that is put away, or let its key go on and return no rows."""
+        queue = self._publisher.queue
+        if row.key is not None and self._policy.put_away_holds_key:
+            return queue.remove_followers(row)
+        queue.release_key(row)
+        return []
+
     async def _write_parked(self, faults: Sequence[Fault]) -> bool:
         """Park rows; False when the statement timed out, and the caller should park fewer rows at once."""
         parameters = places([fault.row for fault in faults]) | {
@@ -227,14 +239,12 @@ class Marker:
             "reasons": [fault.reason for fault in faults],
         }
         try:
-            async with self._session.use() as connection, connection.transaction():
+            async with self._parking.transaction(may_split=len(faults) > 1) as connection:
                 await self._session.take_park_lock(connection)
                 if len(faults) > 1:  # a single row gets the whole time
                     await self._session.halve_timeout(connection)
                 await connection.execute(self._session.sql(PARK), parameters)
         except psycopg.errors.QueryCanceled:
-            if len(faults) == 1:
-                raise
             log.warning("park.timed_out", rows=len(faults))
             return False
         return True

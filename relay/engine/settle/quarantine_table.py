@@ -1,5 +1,6 @@
 """The quarantine in the database: its routes, the rows that wait for them, and the rows' way in and out."""
 
+import time
 from collections.abc import Collection
 from enum import Enum, auto
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from psycopg.sql import SQL
 from relay.engine.row import Key, Row
 from relay.engine.send.routes import Address
 from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
+from relay.engine.settle.put_away import PutAway
 
 Place = tuple[int, int]  # lane and id of a row
 
@@ -25,6 +27,19 @@ ENTER = SQL("""
 SET_ASIDE = SQL("""
     UPDATE {schema}.message SET state = 'quarantined', quarantine = %(route)s, last_error = %(reason)s
     WHERE state = 'pending' AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
+""")
+
+# It changes nothing, so a session that keeps rows from being set aside does not keep rows of other keys waiting.
+FIND_BEHIND = SQL("""
+    SELECT given.id
+    FROM {given}
+    CROSS JOIN LATERAL (
+        SELECT
+        FROM {schema}.message AS ahead
+        WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = given.aggregate_type
+            AND ahead.aggregate_id = given.aggregate_id AND ahead.id < given.id
+        LIMIT 1
+    ) AS ahead
 """)
 
 SET_ASIDE_BEHIND = SQL("""
@@ -131,12 +146,13 @@ class Left(Enum):
 class QuarantineTable:
     """The statements, which run on the session that holds the lanes of the rows.
 
-    Statements that may find no row to change run in `use`, not in `write`. `set_aside_behind` most often finds no row.
+    Statements that may find no row to change run in `use`, not in `write`.
     """
 
-    def __init__(self, session: LaneSession, retry: Retry) -> None:
+    def __init__(self, session: LaneSession, retry: Retry, put_away: PutAway) -> None:
         self._session = session
         self._retry = retry
+        self._put_away = put_away
 
     @retried
     async def routes(self) -> list[tuple[Address, Entry]]:
@@ -148,22 +164,37 @@ class QuarantineTable:
                 for id_, exchange, routing_key, *rest in await cursor.fetchall()
             ]
 
-    @retried
     async def set_aside(self, address: Address, rows: Collection[Row], reason: str) -> Entry:
-        """Let rows wait for a route, which is added if it is new; return the route."""
+        """Let rows wait for a route, which is added if it is new; return the route.
+
+        Raises:
+            ClosedError: no row can be set aside for now.
+        """
         entered = {**names(address), "reason": reason}
-        async with self._session.write() as connection, connection.transaction():
+        began = time.monotonic()
+        async with self._put_away.transaction() as connection:
             cursor = await connection.execute(self._session.sql(ENTER), entered)
             entry = Entry(*(await cursor.fetchone() or (0, reason, 0, False)))
             await connection.execute(
                 self._session.sql(SET_ASIDE), {**places(rows), "route": entry.id, "reason": reason}
             )
+        self._session.note_written(began)
         return entry
 
     @retried
-    async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
-        """Set aside the rows whose key has an earlier row in quarantine; return their ids."""
+    async def find_behind(self, rows: Collection[Row]) -> set[int]:
+        """Return the ids of the rows whose key has an earlier row in quarantine."""
         async with self._session.use() as connection:
+            cursor = await connection.execute(self._session.sql(FIND_BEHIND), places(rows))
+            return {id_ for (id_,) in await cursor.fetchall()}
+
+    async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
+        """Set aside the rows whose key has an earlier row in quarantine; return their ids.
+
+        Raises:
+            ClosedError: no row can be set aside for now.
+        """
+        async with self._put_away.transaction() as connection:
             cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND), places(rows))
             return {id_ for (id_,) in await cursor.fetchall()}
 
@@ -175,15 +206,16 @@ class QuarantineTable:
             found = await cursor.fetchone()
         return found is not None and (found[1] is None or (found[0].encode(), found[1].encode()) not in but)
 
-    @retried
     async def take_probe(self, route: int, *, but: Collection[Key], holding: bool) -> Place | None:
         """Make one row that waits for a route pending, and return its place; None if no row may go.
 
         Args:
             but: keys whose rows may not go.
             holding: whether a parked or quarantined row holds its key.
+        Raises:
+            ClosedError: no row can leave the quarantine for now.
         """
-        async with self._session.use() as connection, connection.transaction():
+        async with self._put_away.transaction() as connection:
             values = {
                 "route": route,
                 "lanes": self._lanes(),
@@ -207,10 +239,13 @@ class QuarantineTable:
             values = {"lane": row.lane, "id": row.id, "attempts": row.attempts}
             await connection.execute(self._session.sql(NOTE_FAILURE), values)
 
-    @retried
     async def let_go(self, route: int, rows: int) -> tuple[list[Place], Left]:
-        """Make up to `rows` rows of a route pending, in order; return them, and what is left of the route."""
-        async with self._session.use() as connection, connection.transaction():
+        """Make up to `rows` rows of a route pending, in order; return them, and what is left of the route.
+
+        Raises:
+            ClosedError: no row can leave the quarantine for now.
+        """
+        async with self._put_away.transaction() as connection:
             cursor = await connection.execute(self._session.sql(LOCK), {"route": route})
             found = await cursor.fetchone()
             if found == (True,):
