@@ -29,7 +29,7 @@ from relay.operations.results import ReplayPreview
 from relay.replay.selection import Filter, now
 from relay.replay.serve import order_replay
 from relay.replay.target import Target as Address
-from relay.replay.target import check_target
+from relay.replay.target import Trace, check_target
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 
@@ -68,10 +68,13 @@ class Filters(MessageFilters):
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where the rows go."""
+    """Where the rows go, and with which trace."""
 
     to_exchange: Annotated[str | None, Parameter(help="In place of where they went; '' addresses a queue.")] = None
     routing_key: Annotated[str | None, Parameter(help="In place of theirs; needs --to-exchange.")] = None
+    trace: Annotated[
+        Trace, Parameter(help="`keep` traceparent, move it into x-link-traceparent (`link`), or `drop` it.")
+    ] = Trace.LINK
 
     def check(self) -> None:
         """Refuse a target that is incomplete, or that AMQP cannot carry.
@@ -82,6 +85,10 @@ class Target:
         if self.routing_key is not None and self.to_exchange is None:
             raise UsageError("--routing-key needs --to-exchange: rows of one filter may go to several exchanges")
         check_address(self.to_exchange, self.routing_key)
+
+    @property
+    def address(self) -> Address:
+        return Address(self.to_exchange, self.routing_key, self.trace)
 
 
 def replay(
@@ -118,8 +125,7 @@ def replay(
             selection,
             by=audit.by,
             why=audit.reason or None,
-            to_exchange=target.to_exchange,
-            routing_key=target.routing_key,
+            target=target.address,
             caution=caution,
         )
         # Now that the job keeps retention from dropping any day that is still there.
@@ -132,10 +138,9 @@ def _ask(
     options: RemoteOptions, asked: Filter, target: Target, *, caution: Caution, audit: Audit, output: Output
 ) -> ExitCode:
     """Have a console send."""
-    address = Address(target.to_exchange, target.routing_key)
     started = time.monotonic()
     with shown_rows(options.log_settings(), "replay") as show:
-        job = options.console().replay(asked, address, why=audit.reason or None, caution=caution, show=show)
+        job = options.console().replay(asked, target.address, why=audit.reason or None, caution=caution, show=show)
     return report_job(job, output, seconds=time.monotonic() - started)
 
 

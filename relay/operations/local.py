@@ -302,8 +302,7 @@ class LocalOperations:
                 asked.selection(now(connection)),
                 by=by,
                 why=why,
-                to_exchange=target.exchange,
-                routing_key=target.routing_key,
+                target=target,
                 caution=caution,
                 by_console=True,
             )

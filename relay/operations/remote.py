@@ -211,7 +211,7 @@ class RemoteOperations:
     def replay(self, asked: Filter, target: Target, *, why: str | None, caution: Caution, show: ShowJob) -> Job:
         """Have the console send; return the job when it has ended, or is paused."""
         given = {name: value for name, value in asdict(asked).items() if value is not None}
-        address = {"to_exchange": target.exchange, "routing_key": target.routing_key}
+        address = {"to_exchange": target.exchange, "routing_key": target.routing_key, "trace": target.trace}
         ids = {"message_ids": [str(each) for each in asked.message_ids or ()]}
         body = {**given, **ids, **address, **_careful(caution), "all": asked == Filter(), "why": why or ""}
         return self._follow(self._post(Job, "/replay", body), show)

@@ -12,6 +12,7 @@ from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, lea
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, operator
 from relay.replay.run import Progress, Replay, RunEnd
 from relay.replay.selection import Selection
+from relay.replay.target import SAME, Target, Trace
 from relay.stopping import stopped_by_signals
 
 
@@ -29,8 +30,7 @@ def order_replay(
     *,
     by: str | None = None,
     why: str | None = None,
-    to_exchange: str | None = None,
-    routing_key: str | None = None,
+    target: Target = SAME,
     caution: Caution = NO_CAUTION,
     by_console: bool = False,
 ) -> Job:
@@ -38,11 +38,11 @@ def order_replay(
     order = Order(
         kind=Kind.REPLAY,
         source=Source.SENT,
-        filter=selection.as_json(),
+        filter=selection.as_json() | ({} if target.trace is Trace.LINK else {"trace": target.trace}),
         by=operator(by),
         why=why,
-        to_exchange=to_exchange,
-        routing_key=routing_key,
+        to_exchange=target.exchange,
+        routing_key=target.routing_key,
         caution=caution,
         by_console=by_console,
     )

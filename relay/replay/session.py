@@ -19,11 +19,13 @@ from relay.config.settings import DatabaseSettings
 from relay.database import connect_async, require_session
 from relay.engine.read.pending import BODY_SIZE
 from relay.engine.row import ROW_BYTES, Row, fetch_rows, give_rows
+from relay.engine.send.message import LINK
 from relay.errors import BusyError, DeadlineError, PartlyDoneError
 from relay.jobs.job import TAKE_LOCK, Job, lock_name
 from relay.logger import get_logger
 from relay.replay.ledger import Failed
 from relay.replay.selection import Selection
+from relay.replay.target import Trace
 
 log = get_logger(__name__)
 
@@ -54,12 +56,25 @@ NEXT_PLACES = SQL("FETCH {rows} FROM replay_rows")
 READ = SQL("""
     SELECT lane, id, message_id::text, aggregate_type, aggregate_id, event_type,
         coalesce({to_exchange}, exchange), coalesce({routing_key}, routing_key), content_type,
-        headers::text, trace_context ->> 'traceparent', trace_context ->> 'tracestate', payload, payload_bytes,
-        created_at, 0::smallint, 0, NULL::text, 0, false
+        {headers_and_trace}, payload, payload_bytes, created_at, 0::smallint, 0, NULL::text, 0, false
     FROM {schema}.message
     WHERE state = 'sent' AND sent_at >= %(first)s::timestamptz AND sent_at < %(next)s::timestamptz
         AND ctid = ANY (%(places)s::tid[])
 """)
+
+# Headers, traceparent and tracestate. A row's own headers may have the trace, too.
+HEADERS_AND_TRACE = {
+    Trace.KEEP: SQL("headers::text, trace_context ->> 'traceparent', trace_context ->> 'tracestate'"),
+    Trace.LINK: SQL("""(
+            CASE WHEN coalesce(trace_context ->> 'traceparent', headers ->> 'traceparent') ~ {form}
+            THEN coalesce(headers, '{{}}') || jsonb_build_object(
+                {link}, coalesce(trace_context ->> 'traceparent', headers ->> 'traceparent'))
+            ELSE headers END - ARRAY['traceparent', 'tracestate']
+        )::text, NULL::text, NULL::text""").format(
+        form=Literal("^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"), link=Literal(LINK)
+    ),
+    Trace.DROP: SQL("(headers - ARRAY['traceparent', 'tracestate'])::text, NULL::text, NULL::text"),
+}
 
 # After a lost connection it may run a second time, so its values are absolute, and an end finds itself told.
 SAVE = SQL("""
@@ -271,6 +286,7 @@ def read_statement(schema: str, job: Job) -> Composed:
         schema=Identifier(schema),
         to_exchange=SQL("{}::text").format(Literal(job.to_exchange)),
         routing_key=SQL("{}::text").format(Literal(job.routing_key)),
+        headers_and_trace=HEADERS_AND_TRACE[Trace(job.filter.get("trace", Trace.LINK))],
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from enum import StrEnum
 
 from aio_pika.abc import AbstractConnection
 from aiormq.exceptions import AMQPError
@@ -11,15 +12,24 @@ from relay.config.settings import BrokerSettings
 from relay.errors import BrokerUnavailableError, UsageError
 
 
+class Trace(StrEnum):
+    """What a replayed message says of the trace in which its row was written."""
+
+    KEEP = "keep"  # `traceparent` and `tracestate` as before: a consumer continues the trace
+    LINK = "link"  # the header `x-link-traceparent`: a consumer begins a trace, and can link it to the first one
+    DROP = "drop"  # nothing
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where rows go in place of where they went; None: there again."""
+    """Where rows go in place of where they went (None: there again), and what becomes of their trace."""
 
     exchange: str | None = None  # "" addresses a queue
     routing_key: str | None = None
+    trace: Trace = Trace.LINK
 
 
-SAME = Target()
+SAME = Target()  # there again, and linked to its trace
 
 
 async def check_target(settings: BrokerSettings, exchange: str | None, routing_key: str | None) -> None:

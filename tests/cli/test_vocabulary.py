@@ -21,7 +21,7 @@ FLAGS = {
     "--limit", "--all", "--held", "--archived", "--group", "--queue", "--kind", "--unique-business-key", "--grace",
     # what to do, and by whom
     "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--stages",
-    "--stop-when-failing", "--overwrite",
+    "--stop-when-failing", "--overwrite", "--trace",
     "--keep", "--keep-inbox", "--sql", "--check", "--downgrade", "--lock-timeout", "--wait", "--node", "--ready",
     # users of the console
     "--role", "--file",

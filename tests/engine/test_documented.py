@@ -15,7 +15,7 @@ from relay.consume.failed.envelope import FOLDED, OF_FAILURES, ORIGINAL_EXCHANGE
 from relay.consume.failed.queues import retry_queue_name
 from relay.consume.message import VERSION
 from relay.engine.send.codec import Encoder
-from relay.engine.send.message import OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, Identity
+from relay.engine.send.message import LINK, OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, Identity
 from relay.engine.send.routes import Router
 from tests.consume.effects import running
 from tests.engine.conftest import Outbox, Reader, RunNode
@@ -90,8 +90,8 @@ async def test_the_documented_properties_and_headers_are_those_of_a_message(
     headers = items("### Headers")
 
     assert set_properties(message) == set(items("### Properties"))
-    assert set(message.headers) == {*headers, "own"} - {REDELIVERED, REPLAY_ID, REPLAYED_AT}
-    assert set(headers) == OURS | TRACE.keys() | {REPLAY_ID, REPLAYED_AT, VERSION}
+    assert set(message.headers) == {*headers, "own"} - {LINK, REDELIVERED, REPLAY_ID, REPLAYED_AT}
+    assert set(headers) == OURS | TRACE.keys() | {LINK, REPLAY_ID, REPLAYED_AT, VERSION}
 
 
 def test_the_documented_types_are_those_of_the_frames() -> None:

@@ -5,6 +5,9 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import aio_pika
+import pytest
+from psycopg.sql import SQL, Identifier
+from psycopg.types.json import Jsonb
 
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, ids_of, repeats
@@ -31,6 +34,40 @@ async def test_a_replay_is_the_same_message_with_two_headers_more(
     assert set(copy.headers) == {
         *("x-aggregate-type", "x-aggregate-id", "x-outbox-id", "x-outbox-lane", "x-replay-id", "x-replayed-at")
     }
+
+
+PARENT, STATE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1"
+LINKED = {"x-link-traceparent": PARENT}
+KEPT = {"traceparent": PARENT, "tracestate": STATE}
+
+
+@pytest.mark.parametrize("column", ["trace_context", "headers"])
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [([], LINKED), (["--trace", "link"], LINKED), (["--trace", "keep"], KEPT), (["--trace", "drop"], {})],
+)
+async def test_a_replay_begins_a_trace_unless_it_is_to_keep_the_first_one(
+    relay: Commands, sent: SentRows, copies: Copies, column: str, flags: list[str], expected: dict[str, str]
+) -> None:
+    await sent.add(1)
+    statement = SQL("UPDATE outbox.message SET {} = %s").format(Identifier(column))
+    await sent.connection.execute(statement, [Jsonb(KEPT)])
+
+    ended = await relay("replay", "--all", *flags)
+
+    (copy,) = await copies.read()
+    assert ended.code == 0, ended.said
+    assert {name: value for name, value in copy.headers.items() if "trace" in name} == expected
+
+
+async def test_a_traceparent_of_another_form_is_no_link(relay: Commands, sent: SentRows, copies: Copies) -> None:
+    await sent.add(1)
+    await sent.connection.execute("UPDATE outbox.message SET trace_context = %s", [Jsonb({"traceparent": "00-ä"})])
+
+    await relay("replay", "--all")
+
+    (copy,) = await copies.read()
+    assert not [name for name in copy.headers if "trace" in name]
 
 
 async def test_keys_come_in_order_over_days_and_wherever_the_rows_lie(

@@ -20,7 +20,7 @@ from relay.errors import UsageError
 from relay.jobs.job import Job
 from relay.operations.results import ReplayPreview
 from relay.replay.selection import Filter
-from relay.replay.target import Target
+from relay.replay.target import Target, Trace
 
 router = APIRouter(prefix="/replay", tags=["replay"])
 
@@ -33,6 +33,9 @@ class Order(ReplayFilter, MaybeReasoned, Staged):
         ShortString | None, Field(description='In place of where they went; "" addresses a queue.')
     ] = None
     routing_key: Annotated[ShortString | None, Field(description="In place of theirs; needs to_exchange.")] = None
+    trace: Annotated[Trace, Field(description="keep `traceparent`, move it into `x-link-traceparent`, or drop it.")] = (
+        Trace.LINK
+    )
 
 
 @router.get("/preview")
@@ -53,7 +56,7 @@ def order(request: Request, once: Once, who: Operator, asked: Order) -> Response
         Job,
         lambda connection: within(request, connection).order_replay(
             chosen,
-            Target(asked.to_exchange, asked.routing_key),
+            Target(asked.to_exchange, asked.routing_key, asked.trace),
             by=who.name,
             why=asked.reason,
             caution=caution,

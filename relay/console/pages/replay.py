@@ -15,7 +15,7 @@ from relay.console.templates import page
 from relay.errors import UsageError
 from relay.jobs.job import Caution
 from relay.replay.selection import Filter
-from relay.replay.target import SAME
+from relay.replay.target import Target, Trace
 
 router = APIRouter()
 
@@ -67,6 +67,7 @@ class Order(Wanted):
     why: Words = ""
     staged: bool = False
     rate: str = ""
+    trace: Trace = Trace.LINK
 
     def caution(self) -> Caution:
         """Return what the form says; UsageError for what is no rate."""
@@ -113,6 +114,8 @@ def order(request: Request, operations: Operations, who: Operator, asked: Annota
     chosen = asked.filter()
     if chosen == Filter():
         raise UsageError("choose what goes out again, by one filter at least")
-    job = operations.order_replay(chosen, SAME, by=who.name, why=asked.why or None, caution=asked.caution())
+    job = operations.order_replay(
+        chosen, Target(trace=asked.trace), by=who.name, why=asked.why or None, caution=asked.caution()
+    )
     request.app.state.runner.wake()
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)

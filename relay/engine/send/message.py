@@ -23,6 +23,7 @@ REDELIVERED = "x-outbox-redelivered"
 REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"  # from the stamp, or from rows of spark/jobs/replay.py
 # RabbitMQ reads further routing keys from these. Its queues keep CC as x-cc, and route by it when they dead-letter.
 SENDER_SELECTED = ("CC", "BCC", "x-cc")
+LINK = "x-link-traceparent"  # of a replay, in place of traceparent: for a span link
 OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED})
 
 # W3C Trace Context. The relay leaves out a value of another form, and sends the message without it.
