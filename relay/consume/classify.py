@@ -237,10 +237,17 @@ def log_failure(delivery: Delivery, failure: Failure, error: BaseException) -> N
 
 
 def exc_info_of(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType] | None:
-    """Return an error as a log takes it, from the application's first frame on; None if no such frame is there."""
+    """Return an error as a log takes it, from the application's first frame on; None if no such frame is there.
+
+    A stand-in with the error's name has only its first line: what follows, and its causes, may show values of rows.
+    """
     trace, own = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__") == CALLS:
             own = trace.tb_next
         trace = trace.tb_next
-    return None if own is None else (type(error), error, own)
+    if own is None:
+        return None
+    kind = type(cause_of(error))
+    shown = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    return shown, shown(first_line(error)), own

@@ -52,6 +52,7 @@ COMMANDS = [
     ["quarantine", "probe", "1"],
     ["quarantine", "pause", "", "later", "--why", "test"],
     ["quarantine", "resume", "1"],
+    ["held", "list"],
     ["held", "retry", "--all", "--why", "test"],
     ["lanes", "list"],
     ["lanes", "pause", "7", "--why", "test"],
