@@ -14,8 +14,6 @@ from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
-from psycopg import Error
-
 from relay.config.settings import KeyPolicy, Ordering, RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.health import Health
@@ -27,39 +25,12 @@ from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
 from relay.observe.histogram import Histogram
-from tests.engine.world import OpenTransaction, World, WorldSession, WrittenRow
+from tests.engine.world import GivesUp, OpenTransaction, SteppedLoop, World, WorldSession, WrittenRow
 
 LANES = 2
 POLICY = DeliveryPolicy.of(Ordering.KEY, KeyPolicy.HOLD)
 SETTINGS = RelaySettings(node="model", sweep_interval=1e9)
 STEP = 1.0  # seconds
-
-
-class GivesUp:
-    """A retry that does not wait: the error comes out of the first try."""
-
-    async def wait(self, error: Error, _: int) -> None:
-        raise error
-
-    def heal(self) -> None:
-        """Nothing: no statement succeeds after it has failed."""
-
-
-class SteppedLoop(asyncio.SelectorEventLoop):
-    """An event loop that goes by a clock of the test and never waits."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__()
-        self.time = clock  # type: ignore[method-assign]
-
-    def do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        task = self.create_task(coroutine)
-        for _ in range(100):
-            if task.done():
-                return task.result()
-            self.call_soon(self.stop)
-            self.run_forever()
-        raise AssertionError(f"{coroutine} waits for something")
 
 
 class Limits(NamedTuple):

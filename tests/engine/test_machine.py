@@ -4,18 +4,16 @@ Tail and publisher are real, the table and the broker are not (world.py): so tho
 """
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from math import inf
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 from unittest.mock import patch
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from psycopg import Error
 from psycopg.errors import LockNotAvailable
 
 from relay.config.settings import KeyPolicy, RelaySettings
@@ -26,41 +24,11 @@ from relay.engine.row import Key, Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
 from tests.engine.recording_wire import RecordingWire
-from tests.engine.world import LANES, OpenTransaction, World, WorldSession
+from tests.engine.world import LANES, GivesUp, OpenTransaction, SteppedLoop, World, WorldSession
 
 MAX_ATTEMPTS = 2
 BETWEEN = 0.03  # seconds: two steps are longer than the tail's GAP
 ANY = st.integers(0, 1_000)
-
-
-class GivesUp:
-    """A retry that does not wait: the error comes out of the first try."""
-
-    async def wait(self, error: Error, _: int) -> None:
-        raise error
-
-    def heal(self) -> None:
-        """Nothing: no statement succeeds after it has failed."""
-
-
-class SteppedLoop(asyncio.SelectorEventLoop):
-    """An event loop that goes by the world's clock and never waits."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self._world = world
-
-    def time(self) -> float:
-        return self._world.clock
-
-    def do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        task = self.create_task(coroutine)
-        for _ in range(100):
-            if task.done():
-                return task.result()
-            self.call_soon(self.stop)
-            self.run_forever()
-        raise AssertionError(f"{coroutine} waits for something")
 
 
 class Relaying(RuleBasedStateMachine):
@@ -71,7 +39,7 @@ class Relaying(RuleBasedStateMachine):
     )
     def start(self, policy: KeyPolicy, rows: int, in_flight: int) -> None:
         self.world = World()
-        self.loop = SteppedLoop(self.world)
+        self.loop = SteppedLoop(lambda: self.world.clock)
         clock = SimpleNamespace(monotonic=self.loop.time)
         # Small ones, so that transactions grow old, and lanes fall far back, within a few rows.
         self.patches = (

@@ -1,13 +1,14 @@
 """A table and its writers without a server: transactions, snapshots and the tail's statements."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil, inf
 from types import SimpleNamespace
 from typing import Any
 
+from psycopg import Error
 from psycopg.errors import LockNotAvailable
 from psycopg.sql import SQL, Composed
 
@@ -20,6 +21,33 @@ from tests.engine.rows import ROW
 
 LANES = 3
 STATEMENTS = {"read": READ, "due": DUE, "save": SAVE, "load": LOAD}
+
+
+class GivesUp:
+    """A retry that does not wait: the error comes out of the first try."""
+
+    async def wait(self, error: Error, _: int) -> None:
+        raise error
+
+    def heal(self) -> None:
+        """Nothing: no statement succeeds after it has failed."""
+
+
+class SteppedLoop(asyncio.SelectorEventLoop):
+    """An event loop that goes by a clock of the test and never waits."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self.time = clock  # type: ignore[method-assign]
+
+    def do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        task = self.create_task(coroutine)
+        for _ in range(100):
+            if task.done():
+                return task.result()
+            self.call_soon(self.stop)
+            self.run_forever()
+        raise AssertionError(f"{coroutine} waits for something")
 
 
 @dataclass
