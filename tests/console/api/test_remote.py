@@ -57,6 +57,7 @@ async def ends(settings: Settings, tmp_path: Path, database_url: str, broker_url
         yield Ends(relay, address, token)
 
 
+@pytest.mark.timeout(400)  # it starts the command 46 times
 async def test_what_it_shows_is_the_same(ends: Ends, rows: Rows) -> None:
     head = rows.parked(payload=None, payload_bytes=b"\x00\xff", aggregate_type="order")
     rows.parked(behind=head)
