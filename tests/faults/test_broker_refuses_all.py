@@ -84,7 +84,7 @@ async def test_a_live_connection_that_is_refused_all_is_opened_again(
     assert await outbox.column("attempts", second) == 0
 
 
-async def test_a_route_in_quarantine_is_no_reason_to_stay_on_a_connection_that_is_refused_all(
+async def test_a_quarantined_route_does_not_keep_a_connection_that_is_refused_all(
     outbox: Outbox,
     channel: AbstractChannel,
     queue: Reader,

@@ -50,7 +50,7 @@ async def is_tried_again(outbox: Outbox, times: int) -> None:
 
 
 @pytest.mark.every_postgres
-async def test_a_publication_without_replica_identity_stops_the_sending_and_repeats_nothing(
+async def test_a_publication_without_replica_identity_stops_the_sending(
     outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:
     """A publication of deletes forbids the mark; the relay names it, repeats nothing, and goes on without it."""
