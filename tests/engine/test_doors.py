@@ -5,7 +5,7 @@ from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 
 
-async def test_a_row_passes_through_ten_files(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
+async def test_a_row_passes_through_twelve_files(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
     async def passage() -> None:
         await outbox.insert()
         await eventually(outbox.is_empty, "the row is sent")
@@ -16,12 +16,14 @@ async def test_a_row_passes_through_ten_files(outbox: Outbox, queue: Reader, run
 
     assert sorted(opened) == [
         "relay/engine/loop.py",
+        "relay/engine/node.py",
         "relay/engine/read/positions.py",
         "relay/engine/read/tail.py",
         "relay/engine/row.py",
         "relay/engine/send/frames.py",
         "relay/engine/send/publisher.py",
         "relay/engine/send/refusals.py",
+        "relay/engine/send/repeats.py",
         "relay/engine/session/session.py",
         "relay/engine/settle/mark.py",
         "relay/engine/settle/quarantine.py",
