@@ -44,6 +44,7 @@ def test_every_row_is_read_again_if_left_to_the_table_but_never_while_in_flight(
             plan, now = positions.plan(now), now + 1
             rows = answer(plan, table)
             assert positions.plan_again(plan, NOBODY_RUNS) is None
+            positions.end_read()
             for row in positions.take(plan, rows, len(lanes), began=now, ended=now):
                 assert row.id not in under_way, "it is read twice"
                 under_way[row.id] = row

@@ -75,8 +75,8 @@ class LaneFloor(NamedTuple):
 class Positions:
     """The floors of the lanes that a session holds, and the window of rows that are under way.
 
-    A read begins with `plan`. While `plan_again` returns a longer plan, that is read instead; then follows `take`.
-    Times are monotonic.
+    A read begins with `plan`. While `plan_again` returns a longer plan, that is read instead; then follow `end_read`
+    and `take`. Times are monotonic.
 
     Attributes:
         has_more: whether a lane may have more rows than were read of it.
@@ -204,6 +204,10 @@ class Positions:
             self.reread_from(lane, back)
         return self._plan(plan.watermark, plan.floor, reach=back)
 
+    def end_read(self) -> None:
+        """Note that the read has brought its rows, which `take` notes at once, or has failed."""
+        self._planned = ()
+
     def found_by_sweep(self, plan: Plan, rows: Iterable[Row]) -> list[Row]:
         """Return the rows of a read that only its sweep has found. Call it before `take`."""
         if plan.sweeping is None or plan.reach != plan.floor:
@@ -217,7 +221,7 @@ class Positions:
         Args:
             position: the highest id that was given when it was made.
         """
-        self.has_more, self._planned = False, ()
+        self.has_more = False
         for lane in plan.lanes:
             self._far.pop(lane, None)
             self._large.pop(lane, None)

@@ -217,12 +217,15 @@ class Tail:
         if is_sweep_due:
             positions.begin_sweep(began)
         self._left_keys.clear()
-        plan = positions.plan(self._known_until)
-        known_until = self._session.written_at
-        head, rows = await self._select(plan)
-        while (longer := positions.plan_again(plan, head.message_id)) is not None:
-            plan = longer
+        try:
+            plan = positions.plan(self._known_until)
+            known_until = self._session.written_at
             head, rows = await self._select(plan)
+            while (longer := positions.plan_again(plan, head.message_id)) is not None:
+                plan = longer
+                head, rows = await self._select(plan)
+        finally:
+            positions.end_read()
         found = [row for row in positions.found_by_sweep(plan, rows) if not self._backing_off.holds(row)]
         if found:
             self.sweep_finds += len(found)
