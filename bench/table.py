@@ -1,10 +1,11 @@
 """What the state of the table does to the relay: `python -m bench.table`. See docs/benchmarks.md.
 
-Four measurements:
+Five measurements:
 
 - the rate of a drain with ten million sent rows retained, next to one without;
 - that with a snapshot held open, next to one without;
 - how soon a relay sends that takes over from a killed one behind two million dead rows, next to no dead row;
+- the start, drain and memory of a relay with a million keys that wait behind parked rows, next to one without;
 - the relay's memory while it drains a million rows of 4 KiB.
 """
 
@@ -82,10 +83,15 @@ FILL_SMALL = """
     SELECT 'invoice', n::text, 'InvoiceIssued', '{}' FROM generate_series(1, %s) AS n
 """
 DELETE_PENDING = "DELETE FROM outbox.message_pending"  # as marks do, but faster
+PARK = """
+    INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, state, parked_at)
+    SELECT 'order', n::text, 'OrderPlaced', '{}', 'parked', now() FROM generate_series(1, %s) AS n
+"""
 FORGET_FLOORS = "DELETE FROM outbox.lane_floor"
 ARE_SAVED = "SELECT min(floor) >= (SELECT last_value FROM outbox.message_id_seq) FROM outbox.lane_floor"
 ARE_SENT = "SELECT count(*) = %s FROM outbox.message_sent"
 ROWS_TO_TAKE = 400
+PARKED_KEYS = 1_000_000
 
 PUBLISHED = "SELECT coalesce(sum(published_total), 0)::bigint FROM outbox.node"
 
@@ -98,10 +104,11 @@ def measure(
     snapshot_rounds: CountOrNone = 3,
     take_over_rounds: CountOrNone = 3,
     dead_rows: Count = 2_000_000,
+    parked_rounds: CountOrNone = 3,
     memory_rows: CountOrNone = 1_000_000,
     run: Bench,
 ) -> None:
-    """Measure retained rows, an old snapshot, take-overs, memory.
+    """Measure retained rows, an old snapshot, take-overs, parked keys, memory.
 
     Parameters
     ----------
@@ -117,6 +124,8 @@ def measure(
         Rounds of a take-over behind dead rows and one without; 0 leaves them out.
     dead_rows
         Dead rows that a snapshot keeps, for the take-over.
+    parked_rounds
+        Rounds of a start and a drain with parked keys and one without; 0 leaves them out.
     memory_rows
         Rows of 4 KiB, drained while the relay's memory is looked at; 0 leaves it out. They take 24 KiB of disk each.
     """
@@ -126,11 +135,19 @@ def measure(
     held = run.table("Drained with a snapshot held open, and without; CPU in us a message", RATE, ratio, *CPU, dead)
     seconds = Column("seconds", "seconds", 2)
     taken = run.table(f"From the start of a relay to {ROWS_TO_TAKE} sent rows, when another was killed", seconds)
+    parked = run.table(
+        "Started and drained with parked keys, and without; memory in MiB, CPU in us a message",
+        seconds,
+        RATE,
+        ratio,
+        Column("peak", "peak", 1),
+        *CPU,
+    )
     after = (Column(f"after {share:.0%}", f"after {share:.0%}", 1) for share in SHARES)
     columns = (Column("idle, before", "idle", 1), *after, Column("peak", "peak", 1), RATE)
     memory = run.table("The relay's memory while it drains rows of 4 KiB, MiB", *columns)
     with private_servers(run, routing_key=table.ROUTING_KEY) as servers:
-        if retained_rounds or snapshot_rounds:
+        if retained_rounds or snapshot_rounds or parked_rounds:
             with run.status("drawing the rows"):
                 backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, rows)
         if retained_rounds:
@@ -157,6 +174,16 @@ def measure(
                 f"{dead_rows:,} dead rows": partial(measure_take_over, servers, dead_rows),
             }
             taken.measure(sides, take_over_rounds)
+        if parked_rounds:
+            with second_database(servers, "parked") as filled:
+                with run.status(f"parking rows of {PARKED_KEYS:,} keys"), watching(filled.database_url) as connection:
+                    connection.execute(PARK, [PARKED_KEYS])
+                    connection.execute("VACUUM (ANALYZE) outbox.message_parked")
+                sides = {
+                    "no parked key": partial(measure_parked, servers, backlog),
+                    f"{PARKED_KEYS:,} parked keys": partial(measure_parked, filled, backlog),
+                }
+                parked.measure(sides, parked_rounds)
         if memory_rows:
             memory.measure({f"{memory_rows:,} rows": partial(measure_memory, servers, memory_rows)}, rounds=1)
 
@@ -232,6 +259,22 @@ def measure_take_over(servers: Servers, dead: int) -> Figures:
         with relay.running() as second:
             sent = wait_until(lambda: value(watch, ARE_SENT, [2 * ROWS_TO_TAKE]), second)
         return {"seconds": sent - started}
+
+
+def measure_parked(servers: Servers, backlog: Backlog) -> Figures:
+    """Time the start of a relay to its first sent rows, then drain a backlog, in a database as it is prepared."""
+    queue.purge(servers.broker_url)
+    with watching(servers.database_url) as watch:
+        watch.execute(EMPTY_PENDING)
+        watch.execute(FILL_SMALL, [ROWS_TO_TAKE])
+        before = value(watch, "SELECT count(*) FROM outbox.message_sent")
+        started = time.monotonic()
+        with BenchRelay(*servers.urls, servers.folder).running() as relay:
+            sent = wait_until(lambda: value(watch, ARE_SENT, [before + ROWS_TO_TAKE]), relay)
+            queue.purge(servers.broker_url)
+            writing = table.uncommitted(servers.database_url, backlog)
+            drained = drain(servers, watch, [relay], writing, rows=backlog.rows)
+            return {"seconds": sent - started, **drained, "peak": peak_bytes(relay.pid) / MIB}
 
 
 def measure_memory(servers: Servers, rows: int) -> Figures:

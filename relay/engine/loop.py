@@ -33,7 +33,7 @@ async def forward(
         tasks.create_task(marker.run(), name="mark")
         async for window in tail.windows(until=drain):  # sleeps while idle, waits for room
             rows = await quarantine.hold_rows(await held.hold_rows(window))
-            while held.holds_any(rows):  # a row was parked while the table was asked
+            while held.has_added(rows):  # a row was parked while the table was asked
                 rows = await quarantine.hold_rows(await held.hold_rows(rows))
             publisher.offer(tail.hold_rows(rows), behind=tail.behind)
             del window[:], rows[:]  # otherwise they stay in memory, long settled, while the next rows are read

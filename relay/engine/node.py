@@ -4,7 +4,7 @@ import asyncio
 import gc
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 
@@ -292,9 +292,9 @@ class Node:
             settings=settings,
         )
 
-        async def learn() -> None:
+        async def learn(taken: Collection[int]) -> None:
             if self._policy.put_away_holds_key:
-                await held.load()
+                await held.load(taken)
             await quarantine.load()
 
         floors = Floors(session, tail, retry)

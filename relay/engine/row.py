@@ -78,6 +78,11 @@ async def fetch_rows(cursor: AsyncCursor[Any]) -> list[Any]:
 def give_rows(cursor: AsyncCursor[Any]) -> None:
     """Make a binary cursor return `Row`s whose text is not decoded."""
     cursor.row_factory = lambda _: partial(tuple.__new__, Row)
+    give_bytes(cursor)
+
+
+def give_bytes(cursor: AsyncCursor[Any]) -> None:
+    """Make a binary cursor return text as the bytes that PostgreSQL sent."""
     raw: dict[str, type[Loader]] = {
         "text": ByteaBinaryLoader,
         "json": ByteaBinaryLoader,

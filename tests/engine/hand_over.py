@@ -7,7 +7,7 @@ checks it. The table and its locks are those of `world.py`. The broker loses wha
 import asyncio
 import io
 import pickle
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from functools import partial
 from itertools import count
 from types import FunctionType, SimpleNamespace
@@ -68,7 +68,7 @@ class Relay:
         self.tail = Tail(session, SETTINGS, POLICY, GivesUp())
         self.floors = Floors(session, self.tail, GivesUp())
         self.lanes = Lanes(
-            session, self.tail, self.publisher, floors=self.floors, health=Health(), learn=partial(asyncio.sleep, 0)
+            session, self.tail, self.publisher, floors=self.floors, health=Health(), learn=_learn_nothing
         )
 
     def send(self, rows: list[Row], _: set[int]) -> None:
@@ -268,6 +268,10 @@ class Course:
             tuple(sorted(self.confirmed)),
             tuple(sorted(relay.print() for relay in self.relays)),
         )
+
+
+async def _learn_nothing(_lanes: Collection[int]) -> None:
+    """Nothing is parked here."""
 
 
 async def leave_all(relay: Relay) -> None:

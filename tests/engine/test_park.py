@@ -1,21 +1,25 @@
 """What happens to a key whose row is parked, and how it comes back."""
 
 import asyncio
+import gc
+import tracemalloc
 from collections.abc import Callable, Collection, Sequence
 
 import psycopg
 import pytest
 
-from relay.config.settings import KeyPolicy, Ordering, Settings
+from relay.config.settings import DatabaseSettings, KeyPolicy, Ordering, RelaySettings, Settings
 from relay.engine.read.positions import Plan
 from relay.engine.read.tail import Tail
 from relay.engine.row import BYTES_PER_MOVE, ROWS_PER_MOVE, Blame, Fault, Row, pieces
+from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Marker
 from relay.engine.settle.quarantine import ParkedKeys
 from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked import Selection
 from relay.operate.release import Done
 from tests.engine.conftest import Outbox, Reader, RunNode
+from tests.engine.follower import IN_ORDER, unhurried
 from tests.engine.rows import ROW
 from tests.support.bulk import discard, retry
 from tests.support.eventually import eventually
@@ -142,6 +146,36 @@ async def test_rows_that_take_too_long_to_park_are_parked_fewer_at_a_time(
 
     assert len(await outbox.ids("parked")) == 100
     assert await queue.ids(1) == [fine]
+
+
+async def test_a_parked_key_costs_a_few_bytes_and_holds_its_own_rows(
+    outbox: Outbox, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the text of each key in memory, 250,000 of them killed a relay of 128 MiB at each start."""
+    monkeypatch.setattr("relay.engine.settle.quarantine.ROWS_PER_LOAD", 1000)
+    keys = 20_000
+    await outbox.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, state, parked_at)"
+        " SELECT 'customer', n::text, 'InvoiceIssued', '1', 'parked', now() FROM generate_series(1, %s) AS n",
+        [keys],
+    )
+    for key in range(keys - 50, keys + 50):
+        await outbox.insert(str(key))
+    cursor = await outbox.connection.execute("SELECT lane, id, aggregate_id FROM outbox.message_pending ORDER BY id")
+    rows = [ROW._replace(lane=lane, id=id_, aggregate_id=key.encode()) for lane, id_, key in await cursor.fetchall()]
+    async with await LaneSession.open(database) as session:
+        retry = unhurried(session)
+        held = ParkedKeys(session, Tail(session, RelaySettings(), IN_ORDER, retry), retry)
+        gc.collect()
+        tracemalloc.start()
+        await held.load(range(16))
+        gc.collect()
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        free = await held.hold_rows(rows)
+
+    assert [int(row.aggregate_id or b"") for row in free] == list(range(keys + 1, keys + 50))
+    assert size < 32 * keys
 
 
 def test_what_is_moved_at_once_is_bounded_in_rows_and_bytes() -> None:

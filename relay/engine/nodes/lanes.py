@@ -52,7 +52,7 @@ class Lanes:
     """Holds as many lanes as `aim` asks for. Only this class changes `session.lanes`.
 
     Args:
-        learn: called before a new lane is read; it reads what other nodes have put away.
+        learn: called with new lanes before they are read; it reads what other nodes have put away.
     Attributes:
         held: set once there was a lane.
     """
@@ -65,7 +65,7 @@ class Lanes:
         *,
         floors: Floors,
         health: Health,
-        learn: Callable[[], Awaitable[None]],
+        learn: Callable[[Collection[int]], Awaitable[None]],
     ) -> None:
         self._session = session
         self._lanes = session.lanes
@@ -109,7 +109,7 @@ class Lanes:
     async def _take(self, number: int) -> None:
         taken = await lock_lanes(self._session, number)
         if taken:
-            await self._learn()
+            await self._learn(taken)
             floors = await self._floors.load(taken)
             self._lanes.take(taken)
             self._tail.enter(taken, floors)

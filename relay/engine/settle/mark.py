@@ -239,7 +239,7 @@ class Marker:
                 queue.release_key(row)
             else:
                 followers += queue.remove_followers(row)
-                self._held.add(row.key)
+                self._held.add(row)
         self._tail.forget([fault.row for fault in faults])
         await self._held.park_behind(followers)
 

@@ -1,8 +1,8 @@
 """Rows that wait in the table: behind a parked row of their key, or for a route that does not work.
 
 `ParkedKeys`: if `key_policy` is "hold", the relay parks the later rows of a parked row's key behind that row, outside
-the hot partition. They follow in order when an operator retries or discards the parked row. The table decides; the keys
-in memory only spare a query for all other keys.
+the hot partition. They follow in order when an operator retries or discards the parked row. The table decides; what is
+in memory of the keys only spares a query for all other keys.
 
 `Quarantine`: no queue is bound for a routing key, an exchange is missing or forbidden, or a queue has taken no message
 for long. The address is at fault, not the row, so rows for such an address lose no attempt. They wait in a separate
@@ -14,6 +14,8 @@ address.
 """
 
 import asyncio
+from array import array
+from bisect import bisect_left
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -23,10 +25,10 @@ from psycopg.sql import SQL
 from relay.backoff import backoff
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail, first_ids
-from relay.engine.row import Fault, Key, Row, pieces
+from relay.engine.row import Fault, Key, Row, fetch_rows, give_bytes, key_of, pieces
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
-from relay.engine.session.session import LaneSession, Retry, places, retried
+from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
 from relay.engine.settle.quarantine_table import Entry, Left, Place, QuarantineTable, names
 from relay.logger import get_logger
 
@@ -37,11 +39,16 @@ PROBES_A_SECOND = 20  # for all routes together; each probe costs the database t
 LOAD_INTERVAL = 5.0  # seconds between two reads of the routes in the table, while there are routes
 ROUTES_AT_A_TIME = 20  # between two windows: other rows go on while thousands of routes are due
 ROWS_PER_RELEASE = 2000
+ROWS_PER_LOAD = 20_000
 
+# In pieces, as there may be millions: between two of them the session marks what was sent.
 LOAD_PARKED = SQL("""
-    SELECT DISTINCT aggregate_type, aggregate_id
+    SELECT lane, id, aggregate_type, aggregate_id
     FROM {schema}.message
     WHERE state = 'parked' AND held_behind IS NULL AND aggregate_id IS NOT NULL
+        AND id > %(after)s AND lane = ANY (%(lanes)s::smallint[])
+    ORDER BY id
+    LIMIT %(rows)s
 """)
 
 FIND_PARKED = SQL("""
@@ -80,32 +87,55 @@ PARK_BEHIND = SQL("""
 
 
 class ParkedKeys:
-    """The keys that have a parked row; the relay parks their later rows as they come."""
+    """The keys that have a parked row; the relay parks their later rows as they come.
+
+    Of each key only the hash is kept, 8 bytes, as there may be millions. Python salts its hashes in each process, so no
+    writer can choose two keys of one hash.
+    """
 
     def __init__(self, session: LaneSession, tail: Tail, retry: Retry) -> None:
         self._session = session
         self._tail = tail
         self._retry = retry
-        self._keys: set[Key] = set()
+        self._hashes: dict[int, array[int]] = {}  # lane -> hashes of its keys, in order; no lane without a key
+        self._added: set[Key | None] = set()  # since `hold_rows` was called
 
-    async def load(self) -> None:
-        """Read from the table which keys have a parked row."""
-        self._keys |= await self._read_keys()
+    async def load(self, lanes: Collection[int]) -> None:
+        """Read from the table which keys of these lanes, which are not read yet, have a parked row."""
+        loaded = {lane: array("q") for lane in lanes}
+        after = 0
+        while rows := await self._read_parked(lanes, after):
+            for lane, _, *key in rows:
+                loaded[lane].append(hash(tuple(key)))
+            after = rows[-1][1]
+        for lane, hashes in loaded.items():
+            self._hashes.pop(lane, None)
+            if hashes:
+                self._hashes[lane] = array("q", sorted(set(hashes)))
+                await asyncio.sleep(0)  # a million take a while
 
-    def add(self, key: Key) -> None:
-        self._keys.add(key)
+    def add(self, row: Row) -> None:
+        """Hold the later rows of this row's key."""
+        self._added.add(row.key)
+        hashes = self._hashes.setdefault(row.lane, array("q"))
+        place, found = find(hashes, row)
+        if not found:
+            hashes.insert(place, hash(key_of(row)))
 
-    def holds_any(self, rows: Sequence[Row]) -> bool:
-        return bool(self._keys) and any(row.key in self._keys for row in rows)
+    def has_added(self, rows: Iterable[Row]) -> bool:
+        """Whether the key of one of these rows has a parked row since `hold_rows` was called."""
+        return bool(self._added) and any(row.key in self._added for row in rows)
 
     async def hold_rows(self, window: list[Row]) -> list[Row]:
         """Park the rows of held keys, and return the others."""
-        if not self._keys:
+        self._added.clear()
+        if not self._hashes:
             return window
         free: list[Row] = []
         held: list[Row] = []
         for row in window:
-            (held if row.key in self._keys else free).append(row)
+            hashes = self._hashes.get(row.lane)
+            (held if hashes and find(hashes, row)[1] else free).append(row)
         await self.park_behind(held)
         return free
 
@@ -122,17 +152,30 @@ class ParkedKeys:
         parked = await self._write_parked(rows)
         self._tail.forget([row for row in rows if row.id in parked])
         if left := [row for row in rows if row.id not in parked]:
-            keys = {row.key for row in left if row.key is not None}
-            self._keys -= keys - await self._find_keys(keys)
+            held = await self._find_keys({row.key for row in left if row.key is not None})
+            for row in left:
+                if row.key not in held:
+                    self._release(row)
             self._tail.leave(left)
         if parked:
             log.warning("messages.held", rows=len(parked))
 
+    def _release(self, row: Row) -> None:
+        hashes = self._hashes.get(row.lane, array("q"))
+        place, found = find(hashes, row)
+        if found:
+            del hashes[place]
+        if not hashes:
+            self._hashes.pop(row.lane, None)
+
     @retried
-    async def _read_keys(self) -> set[Key]:
-        async with self._session.use() as connection:
-            cursor = await connection.execute(self._session.sql(LOAD_PARKED))
-            return {(kind.encode(), id_.encode()) for kind, id_ in await cursor.fetchall()}
+    async def _read_parked(self, lanes: Collection[int], after: int) -> list[tuple[int, int, bytes, bytes]]:
+        values = {"lanes": array_text(lanes), "after": after, "rows": ROWS_PER_LOAD}
+        async with self._session.use():
+            cursor = self._session.cursor()
+            give_bytes(cursor)
+            await cursor.execute(self._session.sql(LOAD_PARKED), values)
+            return await fetch_rows(cursor)
 
     @retried
     async def _find_keys(self, keys: Collection[Key]) -> set[Key]:
@@ -148,6 +191,13 @@ class ParkedKeys:
             await self._session.take_park_lock(connection)
             cursor = await connection.execute(self._session.sql(PARK_BEHIND), places(rows))
             return {row[0] for row in await cursor.fetchall()}
+
+
+def find(hashes: "array[int]", row: Row) -> tuple[int, bool]:
+    """Return where the hash of a row's key is among these, or belongs, and whether it is there."""
+    wanted = hash(key_of(row))
+    place = bisect_left(hashes, wanted)
+    return place, place < len(hashes) and hashes[place] == wanted
 
 
 @dataclass(slots=True)
