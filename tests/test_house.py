@@ -48,6 +48,38 @@ def silent_drills(tree: ast.Module) -> list[str]:
     ]
 
 
+def literals_beside_parameters(tree: ast.Module) -> list[str]:
+    """Return the values that are written as literals into a statement with parameters: there `%` has a meaning.
+
+    A name of ours, an f-string that begins with the schema, is fine: no schema has such a sign.
+    """
+    takes_parameters = {
+        ast.unparse(node.targets[0])
+        for node in tree.body
+        if isinstance(node, ast.Assign) and "SQL(" in ast.unparse(node.value) and "%(" in ast.unparse(node.value)
+    }
+    formats = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "format"
+        and ast.unparse(node.func.value) in takes_parameters
+    ]
+    literals = [
+        node.args[0]
+        for call in formats
+        for value in (*call.args, *(keyword.value for keyword in call.keywords))
+        for node in ast.walk(value)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Literal"
+    ]
+    return [
+        ast.unparse(value)
+        for value in literals
+        if not isinstance(value, ast.Constant) and "schema" not in ast.unparse(value)
+    ]
+
+
 def test_no_file_imports_from_a_file_of_tests() -> None:
     found = {file: imports_of_tests(tree) for file, tree in trees().items()}
 
@@ -78,3 +110,14 @@ def test_a_drill_without_words_is_found_by_its_own_mark_and_by_that_of_its_file(
 
     assert silent_drills(ast.parse(marked)) == ["test_a"]
     assert silent_drills(ast.parse("pytestmark = [pytest.mark.drills]\nasync def test_d(): ...")) == ["test_d"]
+
+
+def test_no_statement_with_parameters_takes_a_literal() -> None:
+    """A `%` in a replay's routing key, written as a literal next to parameters, ended all jobs of all consoles."""
+    files = sorted((ROOT / "relay").rglob("*.py"))
+    found = {str(file.relative_to(ROOT)): literals_beside_parameters(ast.parse(file.read_text())) for file in files}
+
+    assert {file: values for file, values in found.items() if values} == {}
+    assert literals_beside_parameters(
+        ast.parse("READ = SQL('SELECT {} WHERE %(a)s')\nREAD.format(SQL('{}').format(Literal(job.key)))")
+    ) == ["job.key"]

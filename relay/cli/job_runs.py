@@ -19,7 +19,7 @@ from relay.cli.progress import Seen, shown_progress
 from relay.config.settings import LogSettings, Settings
 from relay.database import refuse_pooler
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
-from relay.jobs.job import Caution, Job, Kind, Source
+from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution, Job, Kind, Source
 from relay.logger import get_logger
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import Done as LettersDone
@@ -32,7 +32,8 @@ from relay.replay.serve import serve
 log = get_logger(__name__)
 
 Rate = Annotated[
-    float | None, Parameter(help="Messages a second, at most.", validator=validators.Number(gt=0, lt=1_000_000))
+    float | None,
+    Parameter(help="Messages a second, at most.", validator=validators.Number(gte=LEAST_RATE, lt=BELOW_RATE)),
 ]
 PAST = {Kind.RETRY: "retried", Kind.DISCARD: "discarded", Kind.ARCHIVE: "archived", Kind.RESTORE: "restored"}
 LAST_STAGE = "all"

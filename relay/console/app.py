@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from fastapi import Depends, FastAPI
@@ -19,6 +20,7 @@ from relay.console.access.tokens import TokenFile, with_tokens
 from relay.console.access.writes import guard_writes, origins
 from relay.console.answers import answer_bug, answer_error, answer_http_error, answer_invalid
 from relay.console.api.router import router as api
+from relay.console.background import Background
 from relay.console.checkup import Checkup
 from relay.console.consumers import Consumers
 from relay.console.database import INBOX_URL, Database, inbox_of
@@ -53,22 +55,18 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     """Return the console for these settings.
 
     `app.state` has `settings`, `database` and `inbox` (Database), `sampler` (Sampler), `checkup` (Checkup), `runner`
-    (Runner) and `access` (Access). It also has `consumers` (Consumers), `looks` (Looks), `failure_groups`
-    (FailureGroups) and `route_map` (CachedAnswer of a RouteMap). `identify` is an Identifier, and `file` the relay.toml
-    that was read, for the doctor.
+    (Runner), `background` (Background) and `access` (Access). It also has `consumers` (Consumers), `looks` (Looks),
+    `failure_groups` (FailureGroups) and `route_map` (CachedAnswer of a RouteMap). `identify` is an Identifier, and
+    `file` the relay.toml that was read, for the doctor.
     """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         for each in {database, inbox}:  # often the same
             each.open()
-        tasks = [
-            asyncio.create_task(sampler.run(), name="sampler"),
-            asyncio.create_task(checkup.run(), name="checkup"),
-            asyncio.create_task(consumers.run(), name="consumers"),
-            asyncio.create_task(looks.run(), name="looks"),
-        ]
-        running = asyncio.create_task(runner.run(), name="jobs")
+        runs = {"sampler": sampler.run, "checkup": checkup.run, "consumers": consumers.run, "looks": looks.run}
+        tasks = [asyncio.create_task(background.keep(name, run), name=name) for name, run in runs.items()]
+        running = asyncio.create_task(background.keep("jobs", runner.run), name="jobs")
         try:
             yield
         finally:
@@ -84,7 +82,9 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     database, access = Database(settings.database, settings.console), Access(settings.console)
     apart = inbox_of(settings)
     inbox = Database(apart, settings.console, url=INBOX_URL) if apart else database
-    sampler, checkup, runner = Sampler(settings, database), Checkup(settings, file), Runner(settings)
+    background = Background()
+    sampler, checkup = Sampler(settings, database), Checkup(settings, file)
+    runner = Runner(settings, partial(background.note, "jobs"))
     route_map = CachedAnswer(lambda: read_route_map(settings), patience=ROUTE_MAP_PATIENCE)
     consumers, looks = Consumers(settings, database), Looks(settings.broker)
     operations = operations_of(settings, file, database)
@@ -113,6 +113,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     app.state.sampler = sampler
     app.state.checkup = checkup
     app.state.runner = runner
+    app.state.background = background
     app.state.route_map = route_map
     app.state.failure_groups = failure_groups
     app.state.consumers = consumers

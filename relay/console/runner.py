@@ -1,12 +1,15 @@
 """Run the jobs that requests have ordered: those over rows one after the other, and so those over letters, and replays.
 
 A job is a row of the table `job`, and a batch of its rows is one transaction. So a console that is killed leaves it
-where it was, and the next look of any console goes on with it.
+where it was, and the next look of any console goes on with it. What passes by itself, such as a lost connection, is
+over at a later look. Whatever else ends a job, foreseen or not, pauses that job with its reason, and the others go on.
 """
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import psycopg
 from psycopg.sql import SQL, Identifier
@@ -14,11 +17,12 @@ from psycopg.sql import SQL, Identifier
 from relay.backoff import wait_for_event
 from relay.config.settings import Settings
 from relay.database import one_line, unplug
+from relay.engine.session.statement_fault import StatementFault, fault_of
 from relay.errors import BusyError, DeadlineError, JobTurnedError, OutboxError, PartlyDoneError, UnavailableError
-from relay.jobs.job import Job, Source, read_job
+from relay.jobs.job import Job, Source, pause_itself, read_job
 from relay.logger import get_logger
 from relay.operate.dead_letters.change import Command, Done
-from relay.operate.dead_letters.job import pause_letters, run_letters
+from relay.operate.dead_letters.job import run_letters
 from relay.operate.release import run_rows
 from relay.operate.session import session
 from relay.replay.run import Replay
@@ -31,8 +35,7 @@ STATEMENT_TIMEOUT = 600.0  # seconds: one head may have a million rows behind it
 ROWS = (Source.PARKED, Source.ARCHIVED, Source.QUARANTINED)
 LETTERS = (Source.DEAD_LETTER,)
 REPLAYS = (Source.SENT,)
-# The next look may find it gone.
-PASSING = (UnavailableError, DeadlineError, psycopg.OperationalError, psycopg.InterfaceError)
+Result = TypeVar("Result")
 
 WAITING = SQL("""
     SELECT id FROM {schema}.job WHERE by_console AND state = 'open' AND source = ANY (%(sources)s) ORDER BY id
@@ -40,10 +43,16 @@ WAITING = SQL("""
 
 
 class Runner:
-    """Runs jobs over rows and over letters in a thread each, on separate connections, and replays in the event loop."""
+    """Runs jobs over rows and over letters in a thread each, on separate connections, and replays in the event loop.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        note: called with an error that nobody has foreseen, and that ended a look for jobs.
+    """
+
+    def __init__(self, settings: Settings, note: Callable[[Exception], None]) -> None:
         self._settings = settings
+        self._schema = settings.database.schema_name
+        self._note = note
         self._wanted = (asyncio.Event(), asyncio.Event(), asyncio.Event())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
@@ -88,53 +97,36 @@ class Runner:
             except OutboxError as error:
                 if not self._stopping.is_set():
                     log.warning("console.jobs_wait", error=str(error))
+            except Exception as error:
+                self._note(error)
             await wait_for_event(wanted, LOOK_INTERVAL)
 
     def _run_rows(self) -> None:
-        database = self._settings.database
         try:
-            with session(database, timeout=STATEMENT_TIMEOUT) as connection:
+            with session(self._settings.database, timeout=STATEMENT_TIMEOUT) as connection:
                 self._connection = connection
                 for job in self._waiting(connection, ROWS):
                     if self._stopping.is_set():
                         return
                     try:
-                        self._tell(run_rows(connection, database.schema_name, job))
-                    except BusyError:
-                        continue  # another console runs it
+                        self._tell(run_rows(connection, self._schema, read_job(connection, self._schema, job)))
+                    except Exception as error:  # the next job may go well
+                        self._pause(connection, job, self._reason_to_pause(job, error))
         finally:
             self._connection = None
 
     def _run_letters(self) -> None:
-        schema = self._settings.database.schema_name
+        broker, run = self._settings.broker, self._run_letters_command
         with session(self._settings.database, timeout=STATEMENT_TIMEOUT) as connection:
             for job in self._waiting(connection, LETTERS):
                 if self._stopping.is_set():
                     return
-                because = self._run_letters_job(connection, job)
-                if because is not None:
-                    pause_letters(connection, schema, job, because=because)
-                if (left := read_job(connection, schema, job.id)).state != "running":  # by another console
-                    self._tell(left)
-
-    def _run_letters_job(self, connection: psycopg.Connection, job: Job) -> str | None:
-        """Do a job; return why it cannot go on without an operator. What it raises is over at a later look."""
-        settings = self._settings
-        try:
-            asyncio.run(
-                run_letters(
-                    connection, settings.database.schema_name, settings.broker, job, run=self._run_letters_command
-                )
-            )
-        except (OutboxError, psycopg.Error) as error:
-            cause = error.__cause__ if isinstance(error, PartlyDoneError) and error.__cause__ else error
-            if isinstance(cause, PASSING):
-                raise
-            if isinstance(cause, JobTurnedError):  # and perhaps let go on since
-                return None
-            is_elsewhere = read_job(connection, settings.database.schema_name, job.id).state == "running"
-            return None if is_elsewhere else one_line(error)
-        return None
+                try:
+                    found = read_job(connection, self._schema, job)
+                    asyncio.run(run_letters(connection, self._schema, broker, found, run=run))
+                    self._tell(read_job(connection, self._schema, job))
+                except Exception as error:  # the next job may go well
+                    self._pause(connection, job, self._reason_to_pause(job, error))
 
     async def _run_letters_command(self, command: Command) -> Done:
         self._letters = command
@@ -146,32 +138,60 @@ class Runner:
             self._letters = None
 
     async def _run_replays(self) -> None:
-        for job in await asyncio.to_thread(self._waiting_replays):
+        for job in await asyncio.to_thread(self._in_session, partial(self._waiting, sources=REPLAYS)):
             if self._stopping.is_set():
                 return
-            self._replay = Replay(self._settings, job, rate=None)
+            read = partial(read_job, schema=self._schema, job=job)
             try:
+                self._replay = Replay(self._settings, await asyncio.to_thread(self._in_session, read), rate=None)
                 await run_in_words(self._replay)
-            except BusyError:
-                continue
+                self._tell(await asyncio.to_thread(self._in_session, read))
+            except Exception as error:  # the next job may go well
+                pause = partial(self._pause, job=job, because=self._reason_to_pause(job, error))
+                await asyncio.to_thread(self._in_session, pause)
             finally:
                 self._replay = None
-            self._tell(await asyncio.to_thread(self._read, job.id))
 
-    def _waiting_replays(self) -> list[Job]:
+    def _in_session(self, work: Callable[[psycopg.Connection], Result]) -> Result:
         with session(self._settings.database) as connection:
-            return self._waiting(connection, REPLAYS)
+            return work(connection)
 
-    def _waiting(self, connection: psycopg.Connection, sources: tuple[Source, ...]) -> list[Job]:
-        schema = self._settings.database.schema_name
-        statement = WAITING.format(schema=Identifier(schema))
-        found = connection.execute(statement, {"sources": list(sources)}).fetchall()
-        return [job for (id_,) in found if (job := read_job(connection, schema, id_)).state == "interrupted"]
+    def _waiting(self, connection: psycopg.Connection, sources: Sequence[Source]) -> list[int]:
+        found = connection.execute(WAITING.format(schema=Identifier(self._schema)), {"sources": list(sources)})
+        return [id_ for (id_,) in found.fetchall()]
 
-    def _read(self, job: int) -> Job:
-        with session(self._settings.database) as connection:
-            return read_job(connection, self._settings.database.schema_name, job)
+    def _reason_to_pause(self, job: int, error: Exception) -> str | None:
+        """Return why a job cannot go on without an operator; None if others run it, or have turned it.
+
+        Raises:
+            Exception: the error itself, when it is over at a later look.
+        """
+        cause = error.__cause__ if isinstance(error, PartlyDoneError) and error.__cause__ else error
+        if self._stopping.is_set() or passes(cause):
+            raise error
+        if isinstance(cause, BusyError | JobTurnedError):
+            return None
+        log.error("console.job_failed", job=job, exc_info=error)
+        return in_words(error)
+
+    def _pause(self, connection: psycopg.Connection, job: int, because: str | None) -> None:
+        if because is not None:
+            pause_itself(connection, self._schema, job, because=because)
 
     def _tell(self, job: Job) -> None:
         figures = {"done": job.done, "failed": job.failed}
         log.info("console.job_ended", job=job.id, kind=str(job.kind), state=job.state, **figures)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether a later look may find the cause gone."""
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return fault_of(error) in (StatementFault.SESSION, StatementFault.PASSING)
+    return isinstance(error, UnavailableError | DeadlineError)
+
+
+def in_words(error: Exception) -> str:
+    """Return why a job is paused."""
+    if isinstance(error, OutboxError | psycopg.Error):
+        return one_line(error)
+    return f"a fault of the console: see its log ({type(error).__name__}: {one_line(error)})"

@@ -1,5 +1,6 @@
 """The state of the outbox in the words of the first page, with the way to each repair."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
@@ -58,9 +59,18 @@ REPAIRS = {
 }
 
 
-def verdict(sample: Sample | None, report: Report | None = None, consumers: Seen | None = None) -> TheVerdict:
-    """Return what a sample, the doctor's latest report and the latest look at the consumers come to."""
-    seen = _of_sample(sample)
+def verdict(
+    sample: Sample | None,
+    report: Report | None = None,
+    consumers: Seen | None = None,
+    failing: Sequence[str] = (),
+) -> TheVerdict:
+    """Return what a sample, the doctor's latest report and the latest look at the consumers come to.
+
+    Args:
+        failing: tasks of the console that have failed of late.
+    """
+    seen = _with_failing(_of_sample(sample), failing)
     told = _of_consumers(consumers) if consumers else []
     if told and seen.mood is Mood.OK:
         seen = TheVerdict(Mood.WARNING, "Messages go out, and consumers need a look", seen.reasons)
@@ -82,6 +92,13 @@ def _with_report(seen: TheVerdict, report: Report | None) -> TheVerdict:
     ]
     if seen.mood is Mood.OK:
         return TheVerdict(Mood.WARNING, "Messages go out, and the doctor has found something", [*seen.reasons, *told])
+    return replace(seen, reasons=[*seen.reasons, *told])
+
+
+def _with_failing(seen: TheVerdict, failing: Sequence[str]) -> TheVerdict:
+    told = [Told(f"the console's task {name!r} has failed, and begins again: see its log", None) for name in failing]
+    if told and seen.mood is Mood.OK:
+        return TheVerdict(Mood.WARNING, "Messages go out, and the console needs a look", [*seen.reasons, *told])
     return replace(seen, reasons=[*seen.reasons, *told])
 
 

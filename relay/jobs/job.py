@@ -60,6 +60,7 @@ class Caution:
 
 
 NO_CAUTION = Caution()
+LEAST_RATE, BELOW_RATE = 0.01, 1_000_000  # rows a second that may be asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +276,17 @@ def pause_job(connection: psycopg.Connection, schema: str, job: int, *, by: str,
     if found.is_over:
         raise UsageError(f"{found.words} is {found.state}: there is nothing to pause")
     return found
+
+
+PAUSE = SQL("""
+    UPDATE {schema}.job SET state = 'paused', paused_because = %(because)s, saved_at = now()
+    WHERE id = %(job)s AND state = 'open'
+""")
+
+
+def pause_itself(connection: psycopg.Connection, schema: str, job: int, *, because: str) -> None:
+    """Pause a job that cannot go on by itself, and say why."""
+    connection.execute(PAUSE.format(schema=Identifier(schema)), {"job": job, "because": because})
 
 
 def resume_job(connection: psycopg.Connection, schema: str, job: int, *, by: str, why: str | None = None) -> Job:

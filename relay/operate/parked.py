@@ -10,7 +10,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg.rows import class_row, dict_row
-from psycopg.sql import SQL, Composed, Identifier, Literal
+from psycopg.sql import SQL, Composed, Identifier
 from pydantic import ConfigDict
 
 from relay.engine.read.pending import MAY_BE_WRITTEN
@@ -18,6 +18,7 @@ from relay.errors import NotFoundError
 from relay.operate.whereabouts import RowId, as_parameters, whereabouts
 
 PARKED, ARCHIVED = "parked", "archived"  # states
+IS_PARKED, IS_ARCHIVED = SQL("'parked'"), SQL("'archived'")
 
 IS_HEAD = SQL("""(row.held_behind IS NULL OR NOT EXISTS (
         SELECT FROM {schema}.message_state AS before WHERE before.state = 'parked' AND before.id = row.held_behind))""")
@@ -222,9 +223,9 @@ def composed(
         is_of_group: whether the selection names a failure group.
     """
     names = {"schema": Identifier(schema)}
-    of_group = OF_GROUP_ARCHIVED if state == ARCHIVED else OF_GROUP
+    of_state, of_group = (IS_ARCHIVED, OF_GROUP_ARCHIVED) if state == ARCHIVED else (IS_PARKED, OF_GROUP)
     condition = of_group.format(**names) if is_of_group else SQL("true")
-    matches = MATCHES.format(state=Literal(state), of_group=condition)
+    matches = MATCHES.format(state=of_state, of_group=condition)
     return statement.format(**names, is_head=IS_HEAD.format(**names), matches=matches, **parts)
 
 

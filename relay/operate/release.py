@@ -24,6 +24,7 @@ from relay.operate.whereabouts import whereabouts
 
 BATCH_HEADS = 500  # a transaction; a head goes with all that is held behind it, however many
 OUTCOME_POLL = 0.2  # seconds between two looks at the rows of a stage
+LONGEST_SLEEP = 1.0  # seconds, after which it looks whether an operator has paused or cancelled the job
 
 # Everyone who parks, holds, retries or discards takes this lock first, so that no row is held behind one
 # that is just being let go.
@@ -311,7 +312,9 @@ class _Run:
     def _step(self) -> bool:
         """Do a batch, or look at the outcome of a stage; False when there is no more to do."""
         if (wait := self._free_at - time.monotonic()) > 0:
-            time.sleep(wait)
+            time.sleep(min(wait, LONGEST_SLEEP))
+            if wait > LONGEST_SLEEP:
+                return self._read().state == "running"
         with self._connection.transaction():
             if self._job.kind is not Kind.RESTORE:
                 self._connection.execute(TAKE_LOCK.format(name=f"{self._schema}.park"))

@@ -13,6 +13,7 @@ from psycopg.types.datetime import DateBinaryLoader, DateLoader, TimestamptzBina
 from relay.compatibility import READ_TABLES, refuse_newer
 from relay.config.settings import DatabaseSettings
 from relay.database import connect
+from relay.engine.session.statement_fault import refused_or_lost
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.operate.revision import head_revision
 
@@ -129,7 +130,7 @@ def in_words(connection: psycopg.Connection, lack: str, seconds: float, *, url: 
     except errors.QueryCanceled as error:
         raise DeadlineError("PostgreSQL", seconds) from error
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(f"the connection was lost: {' '.join(str(error).split())}") from error
+        raise DatabaseUnavailableError(refused_or_lost(error)) from error
 
 
 def _check_revision(connection: psycopg.Connection, schema: str) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import psycopg
 
 from relay.config.settings import Settings
+from relay.engine.session.statement_fault import refused_or_lost
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, leaves
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, operator
 from relay.replay.run import Progress, Replay, RunEnd
@@ -96,6 +97,6 @@ def _in_words(error: BaseException) -> BaseException:
                 f"{error.diag.message_primary}: `relay config roles` prints the grants that a replay needs"
             )
         case psycopg.OperationalError() | psycopg.InterfaceError():
-            return DatabaseUnavailableError(f"the connection was lost: {' '.join(str(error).split())}")
+            return DatabaseUnavailableError(refused_or_lost(error))
         case _:
             return error

@@ -20,7 +20,7 @@ from relay.database import connect_async, require_session
 from relay.engine.read.pending import BODY_SIZE
 from relay.engine.row import ROW_BYTES, Row, fetch_rows, give_rows
 from relay.engine.send.message import LINK
-from relay.errors import BusyError, DeadlineError, PartlyDoneError
+from relay.errors import BusyError, DeadlineError, JobTurnedError
 from relay.jobs.job import TAKE_LOCK, Job, lock_name
 from relay.logger import get_logger
 from relay.replay.ledger import Failed
@@ -55,7 +55,7 @@ NEXT_PLACES = SQL("FETCH {rows} FROM replay_rows")
 # Of one day, so that the places are those of one partition. In the order of Row's fields.
 READ = SQL("""
     SELECT lane, id, message_id::text, aggregate_type, aggregate_id, event_type,
-        coalesce({to_exchange}, exchange), coalesce({routing_key}, routing_key), content_type,
+        coalesce(%(to_exchange)s::text, exchange), coalesce(%(routing_key)s::text, routing_key), content_type,
         {headers_and_trace}, payload, payload_bytes, created_at, 0::smallint, 0, NULL::text, 0, false
     FROM {schema}.message
     WHERE state = 'sent' AND sent_at >= %(first)s::timestamptz AND sent_at < %(next)s::timestamptz
@@ -152,8 +152,8 @@ class ReplaySession:
             BusyError: another process runs the job.
         """
         connection = await connect_async(database, application_name="outbox-relay replay")
-        session = cls(connection, database, job)
         try:
+            session = cls(connection, database, job)
             await require_session(connection, database)
             await connection.execute(PREPARE)
             lock = TAKE_LOCK.format(lock=lock_name(session._schema), job=Literal(job.id))
@@ -201,7 +201,7 @@ class ReplaySession:
         """Write down how far the job is.
 
         Raises:
-            PartlyDoneError: an operator has cancelled or paused it.
+            JobTurnedError: an operator has cancelled or paused it.
         """
         values = {
             **saved._asdict(),
@@ -215,7 +215,7 @@ class ReplaySession:
             (number,) = await cursor.fetchone() or (0,)
         if number != 1:
             state = await self._value(self._sql(READ_STATE, job=Literal(self._job.id)))
-            raise PartlyDoneError(f"replay {self._job.id} was {state} after {saved.done} rows")
+            raise JobTurnedError(f"replay {self._job.id} was {state} after {saved.done} rows")
 
     async def look(self) -> tuple[int, bool]:
         """Return the last id given to a new row, and whether a row is pending that could go out."""
@@ -250,7 +250,13 @@ class ReplaySession:
         first = datetime.combine(places[0].day, time(), UTC)
         wanted = "{" + ",".join(f'"{place.place}"' for place in places) + "}"
         async with self._deadline("sent rows"):
-            values = {"first": first, "next": first + timedelta(days=1), "places": wanted}
+            values = {
+                "first": first,
+                "next": first + timedelta(days=1),
+                "places": wanted,
+                "to_exchange": self._job.to_exchange,
+                "routing_key": self._job.routing_key,
+            }
             await self._cursor.execute(self._read, values, prepare=True)
             return await fetch_rows(self._cursor)
 
@@ -284,8 +290,6 @@ def read_statement(schema: str, job: Job) -> Composed:
     """Return the SELECT of rows of one day by their places."""
     return READ.format(
         schema=Identifier(schema),
-        to_exchange=SQL("{}::text").format(Literal(job.to_exchange)),
-        routing_key=SQL("{}::text").format(Literal(job.routing_key)),
         headers_and_trace=HEADERS_AND_TRACE[Trace(job.filter.get("trace", Trace.LINK))],
     )
 

@@ -60,7 +60,8 @@ def test_only_the_days_of_the_time_range_are_read(
 def test_rows_are_read_by_their_place(connection: psycopg.Connection, today: datetime) -> None:
     job = order_replay(connection, "outbox", Selection())
     first = today - timedelta(days=5)
-    values = {"first": first, "next": first + timedelta(days=1), "places": '{"(0,1)","(0,3)"}'}
+    days = {"first": first, "next": first + timedelta(days=1)}
+    values = {**days, "places": '{"(0,1)","(0,3)"}', "to_exchange": None, "routing_key": None}
 
     plan = explain(connection, read_statement("outbox", job), values)
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from relay.console.given import QUEUE_NAME, GroupId, Id
 from relay.errors import UsageError
-from relay.jobs.job import Caution
+from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
 from relay.operate import parked
 from relay.operate.whereabouts import RowId, row_ids
 from relay.replay.selection import Filter
@@ -91,7 +91,7 @@ class ParkedFilter(MessageFilter):
 class Paced(Closed):
     """A job, and how fast it goes."""
 
-    rate: Annotated[float | None, Field(gt=0, lt=1_000_000, description="Rows a second, at most.")] = None
+    rate: Annotated[float | None, Field(ge=LEAST_RATE, lt=BELOW_RATE, description="Rows a second, at most.")] = None
 
     def caution(self) -> Caution:
         """Return how carefully the job goes on; UsageError when the parts do not fit together."""

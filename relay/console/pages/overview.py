@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from fastapi import APIRouter
@@ -46,6 +46,7 @@ class Drawn:
     sample: Sample | None
     report: Report | None
     seen: Seen | None
+    failing: list[str]
     parts: dict[str, str]
 
 
@@ -83,10 +84,11 @@ def _drawn(request: Request) -> Drawn:
     """Return the parts of the page that change, drawn once for all browsers."""
     sample, report = _sampler(request).latest, request.app.state.checkup.latest
     seen: Seen | None = request.app.state.consumers.latest
+    failing = request.app.state.background.failing()
     drawn: Drawn | None = getattr(request.app.state, "drawn", None)
-    if drawn is None or drawn.sample is not sample or drawn.report is not report or drawn.seen is not seen:
-        values = {"sample": sample, "verdict": verdict(sample, report, seen), "figures": _told(sample)}
-        drawn = Drawn(sample, report, seen, {name: fragment(f"{name}.html", **values) for name in PARTS})
+    if drawn is None or drawn != replace(drawn, sample=sample, report=report, seen=seen, failing=failing):
+        values = {"sample": sample, "verdict": verdict(sample, report, seen, failing), "figures": _told(sample)}
+        drawn = Drawn(sample, report, seen, failing, {name: fragment(f"{name}.html", **values) for name in PARTS})
         request.app.state.drawn = drawn
     return drawn
 

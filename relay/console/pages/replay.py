@@ -13,7 +13,7 @@ from relay.console.access.identity import Role
 from relay.console.given import Operations, Operator, Viewer, Words
 from relay.console.templates import page
 from relay.errors import UsageError
-from relay.jobs.job import Caution
+from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
 from relay.replay.selection import Filter
 from relay.replay.target import Target, Trace
 
@@ -75,8 +75,8 @@ class Order(Wanted):
             rate = float(self.rate) if self.rate else None
         except ValueError:
             rate = 0
-        if rate is not None and not 0 < rate < 1_000_000:
-            raise UsageError("the rate is a number of messages a second, such as 500")
+        if rate is not None and not LEAST_RATE <= rate < BELOW_RATE:
+            raise UsageError(f"the rate is a number of messages a second, at least {LEAST_RATE}, such as 500")
         stages = STAGES if self.staged else ()
         return Caution(rate=rate, stages=stages, stop_when_failing=MOST_FAILING if stages else None)
 

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import psycopg
 
+from relay.database import one_line
+
 
 class StatementFault(StrEnum):
     """What follows from an error."""
@@ -50,3 +52,9 @@ def fault_of(error: psycopg.Error) -> StatementFault:
         return StatementFault.SESSION
     code = error.sqlstate or ""
     return next((fault for prefix, fault in FAULTS.items() if code.startswith(prefix)), StatementFault.STANDING)
+
+
+def refused_or_lost(error: psycopg.Error) -> str:
+    """Return in words what became of a statement: the server has refused it, or the connection has gone."""
+    what = "the connection was lost" if fault_of(error) is StatementFault.SESSION else "PostgreSQL refused"
+    return f"{what}: {one_line(error)}"

@@ -14,7 +14,7 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from relay.config.settings import BrokerSettings
 from relay.errors import JobTurnedError, PartlyDoneError
-from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, running
+from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, pause_itself, running
 from relay.operate.dead_letters.audit import Entry, write_audit
 from relay.operate.dead_letters.change import Before, Command, Done
 from relay.operate.dead_letters.letter import SOURCE, Letter, Selection
@@ -36,10 +36,6 @@ SAVE_STAGE = SQL("""
     SET position = %(expected)s, failed = failed + %(came)s, stage = stage + %(has_ended)s::integer,
         state = CASE WHEN %(because)s::text IS NULL THEN state ELSE 'paused' END, paused_because = %(because)s,
         saved_at = now()
-    WHERE id = %(job)s AND state = 'open'
-""")
-PAUSE = SQL("""
-    UPDATE {schema}.job SET state = 'paused', paused_because = %(because)s, saved_at = now()
     WHERE id = %(job)s AND state = 'open'
 """)
 COUNT_RETRIED = SQL("""
@@ -114,18 +110,13 @@ async def run_letters(
         )
         done = await run(command)
         if done.paused_because is not None and not stages.has_paused:
-            pause_letters(connection, schema, job, because=done.paused_because)
+            pause_itself(connection, schema, job.id, because=done.paused_because)
         if not done.is_stopped:
             book.end(refused=len(done.refused))
     done.job = job.id
     done.failed_again = job.failed + stages.failed
     done.not_found = book.not_done_before(done.not_found)
     return done
-
-
-def pause_letters(connection: psycopg.Connection, schema: str, job: Job, *, because: str) -> None:
-    """Pause a job that cannot go on by itself, and note why."""
-    connection.execute(PAUSE.format(schema=Identifier(schema)), {"job": job.id, "because": because})
 
 
 def done_by_console(job: Job) -> Done:
