@@ -78,6 +78,11 @@ def test_a_pipe_is_read_once_and_no_default_takes_its_place() -> None:
         load(config=pipe, environ={})
 
 
+def test_a_file_nested_beyond_reason_is_refused(toml: Write) -> None:
+    with pytest.raises(ConfigurationError, match="its values are nested too deep"):
+        load(config=toml("relay.node = " + "[" * 50_000), environ={})
+
+
 def test_keys_of_one_section_may_come_from_different_sources(toml: Write) -> None:
     file = toml('[relay]\nordering = "none"\nmax_attempts = 3')
 
@@ -233,6 +238,7 @@ def test_all_that_is_wrong_is_told_at_once_with_key_source_and_what_it_takes(tom
         ({"RELAY_BROKER_URL": "http://me:hunter2@h/"}, "broker.url (variable RELAY_BROKER_URL): it takes amqp://"),
         ({"RELAY_DATABASE_URL": "me:hunter2@h"}, "database.url (variable RELAY_DATABASE_URL): it takes a libpq URL"),
         ({"RELAY_ROUTES": "hunter2"}, "routes (variable RELAY_ROUTES) is not JSON"),
+        ({"RELAY_ROUTES": "[" * 50_000}, "routes (variable RELAY_ROUTES) is not JSON"),
         ({"RELAY_ROUTES": '"hunter2"'}, "routes (variable RELAY_ROUTES): it takes tables"),
         ({"RELAY_ROUTES": '["hunter2"]'}, "routes (variable RELAY_ROUTES): it takes tables"),
         ({"RELAY_CONFIG": "/none.toml"}, "file /none.toml (variable RELAY_CONFIG) cannot be read: No such file"),

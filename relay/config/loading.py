@@ -175,7 +175,7 @@ def _put_text(source: Source, key: Key, text: str, origin: str) -> None:
         return
     try:
         source.put(key, json.loads(text), origin)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         source.problems.append(f"{key.name} ({origin}) is not JSON: {error}; it takes a list of {key.takes}")
 
 
@@ -199,6 +199,8 @@ def _from_file(config: Path | None, environ: Mapping[str, str]) -> Source:
         return Source(problems=[f"file {path}{named_by} cannot be read: {_reason(error)}"])
     except tomllib.TOMLDecodeError as error:
         return Source(problems=[f"file {path}{named_by} is not TOML: {error}"])
+    except RecursionError:
+        return Source(problems=[f"file {path}{named_by} is no configuration: its values are nested too deep"])
     source = _from_tables(tables, f"file {path}")
     for key in all_keys():
         if is_regular and key.is_secret and isinstance(source.values.get(key.name), str):

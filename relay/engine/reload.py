@@ -52,6 +52,9 @@ async def _reload_whenever(
         except (ConfigurationError, OSError) as error:
             log.error("configuration.refused", reason=str(error))
             continue
+        except Exception as error:  # the next file may be read; the relay goes on with what it has
+            log.error("configuration.refused", reason=f"a fault of the relay: {type(error).__name__}", exc_info=error)
+            continue
         changed = [key.name for key in all_keys() if value_of(found, key) != value_of(settings, key)]
         log.info("configuration.reloaded", hosts=hosts, needs_restart=[name for name in changed if name != TAKEN_OVER])
         await use_hosts(found.broker.url)

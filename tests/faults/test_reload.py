@@ -1,5 +1,6 @@
 """SIGHUP moves a running relay to other hosts of the broker, by its file or by DNS, and never ends it."""
 
+import asyncio
 import json
 import os
 import secrets
@@ -11,9 +12,11 @@ from typing import Any
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractQueue
+from pydantic import SecretStr
 from yarl import URL
 
 from relay.config.settings import Settings
+from relay.engine.reload import reloading
 from tests.cli.command import RELAY, Command
 from tests.engine.conftest import Outbox, Reader
 from tests.faults.evidence import drain
@@ -110,6 +113,27 @@ async def test_a_configuration_that_cannot_be_used_is_refused_and_the_old_hosts_
     id_ = await outbox.insert()
     assert await queue.ids(1) == [id_]
     assert relay.stop(signal.SIGTERM) == 0
+
+
+async def test_a_fault_of_the_reader_does_not_end_the_reloading(settings: Settings) -> None:
+    """SIGHUP meets a fault that nobody has foreseen; the next SIGHUP is obeyed."""
+    loads: list[Settings] = []
+    is_used = asyncio.Event()
+
+    def load() -> Settings:
+        loads.append(settings)
+        if len(loads) == 1:
+            raise ZeroDivisionError
+        return settings
+
+    async def use_hosts(_: SecretStr) -> None:
+        is_used.set()
+
+    async with reloading(load, settings, use_hosts):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await eventually(lambda: len(loads) == 1, "it is read once")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.wait_for(is_used.wait(), 60)
 
 
 async def test_a_secret_file_is_read_again(
