@@ -32,6 +32,10 @@ GRANT USAGE ON SCHEMA outbox
     TO outbox_writer, outbox_publisher, outbox_spark, outbox_relay, outbox_retention, outbox_archive, outbox_consumer,
     outbox_console;
 
+-- Take back what an earlier version of this script gave: INSERT also into columns that the table itself writes.
+REVOKE INSERT ON outbox.job, outbox.operator_audit, outbox.dead_letter_audit, outbox.archived_day
+    FROM outbox_relay, outbox_console, outbox_retention, outbox_archive;
+
 -- These functions run with the rights of the tables' owner. `pg_restore --no-acl` makes them again for everybody.
 REVOKE EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer), outbox.ensure_inbox_days(date, integer),
     outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean), outbox.note_parked() FROM PUBLIC;
@@ -63,7 +67,7 @@ GRANT USAGE, CREATE ON SCHEMA outbox_staging TO outbox_spark;
 
 -- Archive: reads the outbox, and notes which days it has written elsewhere.
 GRANT SELECT ON outbox.message, outbox.message_count, outbox.message_state TO outbox_archive;
-GRANT SELECT, INSERT, DELETE ON outbox.archived_day TO outbox_archive;
+GRANT SELECT, INSERT (day, rows, checksum, path), DELETE ON outbox.archived_day TO outbox_archive;
 GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_archive;
 
 -- The relay and its operators: read, mark, park, retry, reroute; what an event says is not theirs to change.
@@ -82,7 +86,10 @@ GRANT SELECT, INSERT, DELETE ON outbox.lane_pause TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.published TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
 GRANT SELECT ON outbox.archived_day TO outbox_relay; -- the metric of days that are not archived
-GRANT SELECT, INSERT ON outbox.job, outbox.job_failure TO outbox_relay;
+GRANT SELECT ON outbox.job TO outbox_relay;
+GRANT INSERT (kind, source, made_by, why, filter, to_exchange, routing_key, selected, rate, stages, stop_when_failing)
+    ON outbox.job TO outbox_relay; -- not by_console: a console does such jobs with its own rights
+GRANT SELECT, INSERT ON outbox.job_failure TO outbox_relay;
 GRANT UPDATE (state, selected, done, failed, released, stage, position, saved_at, paused_because)
     ON outbox.job TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.job_row TO outbox_relay;
@@ -93,7 +100,6 @@ GRANT SELECT (position, consumer_name, key, message_id, event_type, exchange, ro
     first_failed_at, last_failed_at, due_at, exception, error, reason)
     ON outbox.held_message TO outbox_relay; -- relay failures, where the inbox is here: all but what a message says
 GRANT UPDATE (due_at) ON outbox.held_message TO outbox_relay; -- relay held retry
-GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_relay;
 GRANT SELECT ON outbox.processed_message, outbox.consumer_queue TO outbox_relay; -- relay reconcile, where the inbox is here
 -- Masters of partitioned consumers, where their inbox is here.
 GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition TO outbox_relay;
@@ -123,14 +129,16 @@ GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with t
 GRANT SELECT ON outbox.node, outbox.published, outbox.batch, outbox.migration, outbox.archived_day TO outbox_console;
 GRANT SELECT, INSERT, UPDATE ON outbox.quarantine TO outbox_console;
 GRANT SELECT, INSERT, DELETE ON outbox.lane_pause TO outbox_console;
-GRANT SELECT, INSERT ON outbox.job, outbox.job_failure TO outbox_console;
+GRANT SELECT ON outbox.job TO outbox_console;
+GRANT INSERT (kind, source, made_by, why, filter, to_exchange, routing_key, selected, rate, stages, stop_when_failing,
+    by_console) ON outbox.job TO outbox_console;
+GRANT SELECT, INSERT ON outbox.job_failure TO outbox_console;
 GRANT UPDATE (state, selected, done, failed, released, stage, position, saved_at, paused_because)
     ON outbox.job TO outbox_console;
 GRANT SELECT, INSERT, DELETE ON outbox.job_row TO outbox_console;
 GRANT SELECT, INSERT ON outbox.failure TO outbox_console;
 GRANT UPDATE (retried) ON outbox.failure TO outbox_console;
 GRANT SELECT ON outbox.parked_failure TO outbox_console; -- a trigger writes it
-GRANT SELECT, INSERT ON outbox.dead_letter_audit, outbox.operator_audit TO outbox_console;
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.api_answer TO outbox_console;
 GRANT SELECT ON outbox.processed_message, outbox.held_message, outbox.begun_message, outbox.consumer_queue
     TO outbox_console;
@@ -142,7 +150,13 @@ GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition, outbox.p
 GRANT EXECUTE ON FUNCTION outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean)
     TO outbox_retention;
 GRANT SELECT ON outbox.migration TO outbox_retention;
-GRANT INSERT ON outbox.operator_audit TO outbox_retention; -- relay retention, by hand
+
+-- The audits: what was done, by whom, and why. Which login did it, and when, the table itself writes.
+GRANT SELECT ON outbox.operator_audit, outbox.dead_letter_audit TO outbox_relay, outbox_console;
+GRANT INSERT (command, target, done_by, why, job) ON outbox.operator_audit TO outbox_relay, outbox_console;
+GRANT INSERT (command, target, done_by, why) ON outbox.operator_audit TO outbox_retention; -- relay retention, by hand
+GRANT INSERT (command, queue, sent_to, done_by, why, job, message_id, event_type, key, reason, last_failed_at)
+    ON outbox.dead_letter_audit TO outbox_relay, outbox_console;
 
 -- Take back what an earlier version of this script gave to outbox_retention. The last step: a new owner takes ACCESS
 -- EXCLUSIVE on message_sent and processed_message until COMMIT, and marks and consumers wait for it, once.

@@ -15,6 +15,7 @@ from starlette.staticfiles import StaticFiles
 from relay import __version__
 from relay.config.settings import Settings
 from relay.console.access.access import Access
+from relay.console.access.bounds import BoundedApp
 from relay.console.access.headers import GuardedApp
 from relay.console.access.tokens import TokenFile, with_tokens
 from relay.console.access.writes import guard_writes, origins
@@ -98,12 +99,14 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
         redirect_slashes=False,  # it would lead to http, also behind a proxy with a certificate
         lifespan=lifespan,
         dependencies=[Depends(guard_writes)],
-        middleware=[Middleware(GuardedApp, origins=origins(settings.console))],
+        middleware=[
+            Middleware(GuardedApp, origins=origins(settings.console), answer_bug=answer_bug),
+            Middleware(BoundedApp, answer=answer_error),
+        ],
         exception_handlers={
             OutboxError: answer_error,
             HTTPException: answer_http_error,
             RequestValidationError: answer_invalid,
-            Exception: answer_bug,
         },
     )
     app.state.settings = settings

@@ -13,6 +13,7 @@ from relay.config.settings import Settings
 from relay.console.access.identity import Identity, Role, require
 from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.engine.session.session import LANES
+from relay.jobs.job import Kind
 from relay.operate.reconcile.ask import Asked, ask
 from relay.operate.reconcile.report import Report
 from relay.operate.whereabouts import MAX_ID
@@ -37,6 +38,15 @@ def _settings(request: Request) -> Settings:
     settings: Settings = request.app.state.settings
     return settings
 
+
+# What a job does decides who may order it, and who may let it go on.
+ROLES = {
+    Kind.REPLAY: Role.OPERATOR,
+    Kind.RETRY: Role.OPERATOR,
+    Kind.ARCHIVE: Role.OPERATOR,
+    Kind.RESTORE: Role.OPERATOR,
+    Kind.DISCARD: Role.OWNER,
+}
 
 Configured = Annotated[Settings, Depends(_settings)]
 

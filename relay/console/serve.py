@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from relay.broker.hosts import broker_urls
 from relay.config.settings import Settings
 from relay.console.access.requirements import check_access
 from relay.console.app import make_app
+from relay.console.connections import LimitedProtocol
 from relay.console.sampler import Sampler
 from relay.database import conninfo
 from relay.errors import ConfigurationError
@@ -36,16 +38,7 @@ async def serve(settings: Settings, file: Path | None = None) -> None:
     listener = listen(settings.console.listen)
     app = make_app(settings, file)
     sampler: Sampler = app.state.sampler
-    server = _Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=GOODBYE,
-        )
-    )
+    server = Server(served(app))
     stopping = asyncio.Event()
     running = asyncio.create_task(server.serve([listener]), name="console")
     with stopped_by_signals(lambda _: stopping.set(), running):
@@ -57,6 +50,20 @@ async def serve(settings: Settings, file: Path | None = None) -> None:
             ending.cancel()
 
 
+def served(app: FastAPI) -> uvicorn.Config:
+    """Return how the console is served."""
+    return uvicorn.Config(
+        app,
+        http=LimitedProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=GOODBYE,
+    )
+
+
 async def _end(stopping: asyncio.Event, sampler: Sampler, server: uvicorn.Server) -> None:
     """Once told, end the streams of figures, then the server, which waits for each connection."""
     await stopping.wait()
@@ -64,7 +71,7 @@ async def _end(stopping: asyncio.Event, sampler: Sampler, server: uvicorn.Server
     server.should_exit = True
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to `relay.stopping`: uvicorn ends the process by the signal that it got."""

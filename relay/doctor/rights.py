@@ -16,6 +16,15 @@ from relay.retention.kind import kept_days
 
 MARKED = ("state", "attempts", "available_at", "last_error", "held_behind", "parked_at", "sent_at", "quarantine")
 ADDRESS = ("exchange", "routing_key")
+ORDERED = (
+    "kind", "source", "made_by", "why", "filter", "to_exchange", "routing_key", "selected", "rate", "stages",
+    "stop_when_failing",
+)  # fmt: skip
+NOTES = ("command", "target", "done_by", "why", "job")
+LETTER_NOTES = (
+    "command", "queue", "sent_to", "done_by", "why", "job", "message_id", "event_type", "key", "reason",
+    "last_failed_at",
+)  # fmt: skip
 PROGRESS = ("state", "selected", "done", "failed", "released", "stage", "position", "saved_at", "paused_because")
 HELD = (
     "position", "consumer_name", "key", "message_id", "event_type", "exchange", "routing_key", "held_at", "attempts",
@@ -75,7 +84,7 @@ GRANTS = (
     Grant("SELECT", "TABLE", "batch"),
     Grant("SELECT", "TABLE", "migration"),
     Grant("SELECT", "TABLE", "job"),
-    Grant("INSERT", "TABLE", "job", command="jobs"),
+    Grant("INSERT", "TABLE", "job", ORDERED, command="jobs"),
     Grant("UPDATE", "TABLE", "job", PROGRESS, command="jobs"),
     *(Grant(right, "TABLE", "job_failure", command="jobs") for right in ("SELECT", "INSERT")),
     *(Grant(right, "TABLE", "job_row", command="jobs") for right in ("SELECT", "INSERT", "DELETE")),
@@ -91,9 +100,9 @@ GRANTS = (
     Grant("UPDATE", "TABLE", "pool_partition", ("epoch", "member", "wanted_by", "taken_from", "since"), command="pool"),
     *(Grant(right, "TABLE", "pool_master", command="pool") for right in ("SELECT", "INSERT", "UPDATE")),
     Grant("SELECT", "TABLE", "dead_letter_audit", command="dead-letters"),
-    Grant("INSERT", "TABLE", "dead_letter_audit", command="dead-letters"),
+    Grant("INSERT", "TABLE", "dead_letter_audit", LETTER_NOTES, command="dead-letters"),
     Grant("SELECT", "TABLE", "operator_audit", command="jobs"),
-    Grant("INSERT", "TABLE", "operator_audit", command="parked"),
+    Grant("INSERT", "TABLE", "operator_audit", NOTES, command="parked"),
 )
 
 ROLE = "SELECT quote_ident(current_user)"

@@ -108,6 +108,7 @@ class Job:
     by_console: bool
     cancelled_by: str | None
     cancelled_why: str | None
+    resumed_by: str | None  # the last time
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Kind(self.kind))
@@ -117,6 +118,11 @@ class Job:
     def words(self) -> str:
         """What a command calls it."""
         return f"{self.kind} {self.id}" if self.kind is Kind.REPLAY else f"job {self.id} ({self.kind})"
+
+    @property
+    def done_by(self) -> str:
+        """Whom the audit names for what the job does."""
+        return self.made_by if self.resumed_by is None else f"{self.made_by}, resumed by {self.resumed_by}"
 
     @property
     def is_over(self) -> bool:
@@ -134,11 +140,12 @@ class JobFailure:
 
 
 # The lock: not while retention looks which days are needed (migrations/versions/0011_rights.py).
+# A console alone may write `by_console`: it does such jobs with its own rights.
 MAKE = SQL("""
     INSERT INTO {schema}.job (kind, source, made_by, why, filter, to_exchange, routing_key, selected, rate, stages,
-        stop_when_failing, by_console)
+        stop_when_failing{console_column})
     SELECT %(kind)s, %(source)s, %(by)s, %(why)s, %(filter)s, %(to_exchange)s, %(routing_key)s, %(selected)s, %(rate)s,
-        %(stages)s::bigint[], %(stop_when_failing)s, %(by_console)s
+        %(stages)s::bigint[], %(stop_when_failing)s{by_console}
     FROM pg_advisory_xact_lock_shared({lock})
     RETURNING id
 """)
@@ -159,9 +166,10 @@ def make_job(connection: psycopg.Connection, schema: str, order: Order) -> Job:
         "rate": caution.rate,
         "stages": list(caution.stages) or None,
         "stop_when_failing": caution.stop_when_failing,
-        "by_console": order.by_console,
     }
-    statement = MAKE.format(schema=Identifier(schema), lock=replay_lock(schema))
+    column, value = (SQL(", by_console"), SQL(", true")) if order.by_console else (SQL(""), SQL(""))
+    names = {"schema": Identifier(schema), "lock": replay_lock(schema)}
+    statement = MAKE.format(**names, console_column=column, by_console=value)
     (job,) = connection.execute(statement, values).fetchone() or (0,)
     return read_job(connection, schema, job)
 
@@ -183,7 +191,10 @@ READ_JOBS = SQL("""
             WHEN lock.pid IS NULL THEN 'interrupted' ELSE 'running' END AS state,
         job.made_at, job.made_by, job.made_as, job.why, job.filter, job.to_exchange, job.routing_key, job.rate,
         job.stages, job.stage, job.stop_when_failing, job.selected, job.done, job.failed, job.released, job.position,
-        job.saved_at, job.paused_because, job.by_console, cancel.done_by AS cancelled_by, cancel.why AS cancelled_why
+        job.saved_at, job.paused_because, job.by_console, cancel.done_by AS cancelled_by, cancel.why AS cancelled_why,
+        (SELECT done_by FROM {schema}.operator_audit AS resume
+         WHERE resume.command = 'jobs resume' AND resume.target = job.id::text
+         ORDER BY resume.id DESC LIMIT 1) AS resumed_by
     FROM {schema}.job
     LEFT JOIN {schema}.operator_audit AS cancel
         ON cancel.command IN ('replay cancel', 'jobs cancel') AND cancel.target = job.id::text

@@ -34,7 +34,7 @@ FOREIGN_LOCKS = """
             has_table_privilege(usesysid, format('%%I.replay', %(schema)s::text), 'INSERT') AS replay,
             has_table_privilege(usesysid, format('%%I.pool_master', %(schema)s::text), 'INSERT') AS master,
             has_any_column_privilege(usesysid, format('%%I.message', %(schema)s::text), 'INSERT') AS writer,
-            has_table_privilege(usesysid, format('%%I.archived_day', %(schema)s::text), 'INSERT') AS archive,
+            has_any_column_privilege(usesysid, format('%%I.archived_day', %(schema)s::text), 'INSERT') AS archive,
             has_function_privilege(
                 usesysid, format('%%I.drop_sent_day(date, boolean, boolean)', %(schema)s::text), 'EXECUTE') AS retention
     ) AS may

@@ -137,8 +137,8 @@ def _step(connection: psycopg.Connection, schema: str, job: Job, *, may_wait: bo
             # What is left in the route waits for no more than it did: try it now.
             probe(connection, schema, [route])
             return None
-        words = f"discarded by {job.made_by}: {job.why}"
-        change = {**values, "rows": rows, "words": words, "by": job.made_by, "why": job.why}
+        words = f"discarded by {job.done_by}: {job.why}"
+        change = {**values, "rows": rows, "words": words, "by": job.done_by, "why": job.why}
         connection.execute(composed(schema, DISCARD), change)
         connection.execute(composed(schema, SAVE), {**values, "done": len(rows), "position": rows[-1], "state": "open"})
     return len(rows)

@@ -373,7 +373,7 @@ class _Run:
 
     def _change(self, heads: list[int], *, is_staged: bool) -> None:
         job, connection = self._job, self._connection
-        values = {"heads": heads, "by": job.made_by, "why": job.why, "job": job.id}
+        values = {"heads": heads, "by": job.done_by, "why": job.why, "job": job.id}
         released = 0
         if is_staged:
             connection.execute(self._sql(NOTE_STAGE), values)
@@ -382,7 +382,7 @@ class _Run:
             released = connection.execute(_with_fates(self._schema, RELEASE), values).rowcount
         if job.kind is Kind.RETRY:
             connection.execute(self._sql(COUNT_RETRIED), values)
-        words = {"words": f"discarded by {job.made_by}: {job.why}"}
+        words = {"words": f"discarded by {job.done_by}: {job.why}"}
         connection.execute(self._sql(CHANGES[job.kind]), values | words)
         self._save(rows=len(heads), released=released, position=heads[-1], state="open")
         if job.kind is not Kind.RESTORE:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 
 from relay.config.settings import Authentication, ConsoleSettings, Settings
 from relay.console.access.identity import Role
 from relay.console.access.passwords import PasswordFile
 from relay.console.app import make_app
+from relay.console.serve import Server, served
 
 ORIGIN = "https://relay.test"
 PASSWORD = "correct horse battery"  # of every user here
@@ -76,7 +76,7 @@ async def serving(settings: Settings, **console: Any) -> AsyncIterator[str]:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         section = ConsoleSettings.model_validate({"origin": address, **console})
         app = make_app(settings.model_copy(update={"console": section}))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+        server = Server(served(app))
         running = asyncio.create_task(server.serve([listener]), name="served console")
         try:
             yield address

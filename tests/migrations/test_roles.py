@@ -219,6 +219,34 @@ def test_the_relay_changes_no_event(connection: Connection) -> None:
     assert allowed(connection, "outbox_relay", statements) == []
 
 
+def test_no_role_writes_which_login_did_what_and_when(connection: Connection) -> None:
+    """An audit whose login and time can be chosen proves nothing."""
+    rows = connection.execute(
+        "SELECT role, relname, attname FROM unnest(%s::text[]) AS role,"
+        " pg_attribute JOIN pg_class ON pg_class.oid = attrelid"
+        " WHERE relnamespace = 'outbox'::regnamespace AND relkind IN ('r', 'p') AND attnum > 0 AND NOT attisdropped"
+        " AND (attname LIKE '%%\\_as' OR attname IN ('made_at', 'done_at', 'archived_at'))"
+        " AND (has_column_privilege(role, attrelid, attnum, 'INSERT')"
+        "      OR has_column_privilege(role, attrelid, attnum, 'UPDATE'))",
+        [list(NAMES)],
+    )
+
+    assert rows.fetchall() == []
+
+
+def test_a_relay_orders_nothing_of_a_console(connection: Connection) -> None:
+    """A console does its jobs with its own rights, as the login of a relay has not."""
+    order: LiteralString = (
+        "INSERT INTO outbox.job (kind, source, made_by, filter) VALUES ('retry', 'parked', 'a', '{}')"
+    )
+    forged: LiteralString = (
+        "INSERT INTO outbox.job (kind, source, made_by, filter, by_console) VALUES ('retry', 'parked', 'a', '{}', true)"
+    )
+
+    assert allowed(connection, "outbox_relay", [order, forged]) == [order]
+    assert allowed(connection, "outbox_console", [order, forged]) == [order, forged]
+
+
 def test_a_consumer_uses_its_inbox(connection: Connection) -> None:
     statement = (
         "INSERT INTO outbox.processed_message (consumer_name, message_id, message_day, business_key)"

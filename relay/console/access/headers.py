@@ -1,10 +1,12 @@
 """What stands before every route: the names that are answered, and the headers of every answer."""
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # No inline script and no inline style: what a message says cannot become either.
@@ -33,12 +35,19 @@ HEADERS = {
 BY_HTTPS = {"Strict-Transport-Security": "max-age=31536000"}
 KEPT = "Cache-Control"
 
+Answer = Callable[[Request, Exception], Awaitable[Response]]
+
 
 class GuardedApp:
-    """The app behind a check of the header Host, with our headers on each of its answers."""
+    """The app behind a check of the header Host, with our headers on each of its answers.
 
-    def __init__(self, app: ASGIApp, origins: frozenset[str]) -> None:
+    Args:
+        answer_bug: makes the answer to a request in which the app has failed.
+    """
+
+    def __init__(self, app: ASGIApp, origins: frozenset[str], answer_bug: Answer) -> None:
         self._app = app
+        self._answer_bug = answer_bug
         self._hosts = {urlsplit(origin).netloc for origin in origins}
         is_https = all(origin.startswith("https:") for origin in origins)
         self._headers = HEADERS | BY_HTTPS if is_https else HEADERS
@@ -48,7 +57,11 @@ class GuardedApp:
             await self._app(scope, receive, send)
             return
 
+        has_begun = False
+
         async def send_guarded(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(self._headers)
@@ -59,4 +72,10 @@ class GuardedApp:
             words = "this console has another name: console.origin says which\n"
             await PlainTextResponse(words, HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send_guarded)
             return
-        await self._app(scope, receive, send_guarded)
+        try:
+            await self._app(scope, receive, send_guarded)
+        except Exception as error:
+            if has_begun:
+                raise
+            response = await self._answer_bug(Request(scope), error)
+            await response(scope, receive, send_guarded)

@@ -35,6 +35,12 @@ class Identity:
     name: str
     role: Role
 
+    def require(self, role: Role) -> None:
+        """Raises RefusedError: the user's role does not include this one."""
+        if not self.role.includes(role):
+            words = f"{self.name} is {self.role}, and this takes the role {role}"
+            raise RefusedError(HTTPStatus.FORBIDDEN, words)
+
 
 class Identifier(Protocol):
     """Finds out who sends a request: by a session, or by a proxy's headers."""
@@ -74,9 +80,7 @@ class Requirement:
         identity = await identify(request)
         if identity is None:
             raise LoginNeededError
-        if not identity.role.includes(self.role):
-            words = f"{identity.name} is {identity.role}, and this takes the role {self.role}"
-            raise RefusedError(HTTPStatus.FORBIDDEN, words)
+        identity.require(self.role)
         request.state.identity = identity
         return identity
 

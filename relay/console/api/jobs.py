@@ -10,7 +10,7 @@ from starlette.responses import Response
 from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
 from relay.console.api.parameters import Closed, Cursor, Limit, MaybeReasoned, Reasoned
-from relay.console.given import Id, Operations, Operator, Viewer, within
+from relay.console.given import ROLES, Id, Operations, Operator, Viewer, within
 from relay.errors import UsageError
 from relay.jobs.job import Job, JobFailure, Kind
 
@@ -71,7 +71,9 @@ def resume(
     request: Request, operations: Operations, once: Once, who: Operator, *, job: Id, asked: MaybeReasoned
 ) -> Response:
     """Let a job go on that was ordered of a console; a command goes on with its jobs by `relay jobs resume`."""
-    if not operations.show_job(job, limit=1).job.by_console:
+    found = operations.show_job(job, limit=1).job
+    who.require(ROLES[found.kind])
+    if not found.by_console:
         raise UsageError(f"job {job} was not ordered of a console: `relay jobs resume {job}` goes on")
     answer = once.in_transaction(
         who.name,

@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import RefusedError, Role
+from relay.console.access.identity import Role
 from relay.console.consumers import Consumers, Seen
 from relay.console.failure_groups import Counted, FailureGroups
 from relay.console.given import (
     QUEUE_NAME,
+    ROLES,
     FormWords,
     GroupId,
     Operations,
@@ -43,8 +44,7 @@ router = APIRouter()
 
 SHOWN = 20  # rows of a group
 STAGED = Caution(stages=(1, 10, 100), stop_when_failing=0.05)
-ROLES = {Kind.RETRY: Role.OPERATOR, Kind.ARCHIVE: Role.OPERATOR, Kind.DISCARD: Role.OWNER}
-KINDS = {Where.PARKED: tuple(ROLES), Where.DEAD_LETTER: (Kind.RETRY, Kind.DISCARD)}
+KINDS = {Where.PARKED: (Kind.RETRY, Kind.ARCHIVE, Kind.DISCARD), Where.DEAD_LETTER: (Kind.RETRY, Kind.DISCARD)}
 
 QueueName = Annotated[str, StringConstraints(pattern=QUEUE_NAME)]
 Named = Annotated[tuple[QueueName, ...], Query(max_length=10)]
@@ -176,8 +176,7 @@ def order(
     source, kind = Where.DEAD_LETTER if asked.queue else Where.PARKED, asked.kind
     if kind not in KINDS[source]:
         raise UsageError(f"a group of what is {source} is changed by {', '.join(KINDS[source])}; not {kind}")
-    if not who.role.includes(ROLES[kind]):
-        raise RefusedError(HTTPStatus.FORBIDDEN, f"{who.name} is {who.role}, and this takes the role {ROLES[kind]}")
+    who.require(ROLES[kind])
     if not asked.why and (asked.queue or kind is not Kind.RETRY):
         raise UsageError(f"say why: the audit keeps it with each message that you {kind}")
     if asked.part != bool(asked.id or asked.type or asked.key):

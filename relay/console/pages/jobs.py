@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Role
-from relay.console.given import FormWords, Id, Operations, Operator, Viewer
+from relay.console.given import ROLES, FormWords, Id, Operations, Operator, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
 
@@ -46,6 +46,7 @@ def turn_job(
         case "pause":
             operations.pause_job(job, by=who.name, why=why or None)
         case "resume":
+            who.require(ROLES[operations.show_job(job, limit=1).job.kind])
             operations.resume_job(job, by=who.name, why=why or None)
             request.app.state.runner.wake()
         case "cancel":

@@ -13,10 +13,10 @@ import psycopg
 from psycopg.sql import SQL, Composed, Identifier
 
 from relay.config.settings import BrokerSettings
-from relay.errors import JobTurnedError, PartlyDoneError
+from relay.errors import JobTurnedError, PartlyDoneError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, pause_itself, running
 from relay.operate.dead_letters.audit import Entry, write_audit
-from relay.operate.dead_letters.change import Before, Command, Done
+from relay.operate.dead_letters.change import Before, Command, Done, queues_of
 from relay.operate.dead_letters.letter import SOURCE, Letter, Selection
 from relay.operate.dead_letters.read import list_command
 from relay.operate.dead_letters.stages import Stages, Standing
@@ -137,9 +137,17 @@ def done_by_console(job: Job) -> Done:
 
 
 def entry_of(job: Job) -> Entry:
-    """Return what the notes of a job's letters have in common."""
-    filter_ = job.filter
-    return Entry(job.kind, filter_[QUEUE], filter_[SENT_TO], job.made_by, job.why or "", job.id)
+    """Return what the notes of a job's letters have in common.
+
+    Raises:
+        UsageError: it is not over a queue of dead letters, or would send them elsewhere than where they came from: who
+            may write a job may not let others empty, or fill, any queue.
+    """
+    queue, sent_to = job.filter.get(QUEUE), job.filter.get(SENT_TO)
+    consumed, dead = queues_of(str(queue))
+    if queue != dead or sent_to != (consumed if job.kind is Kind.RETRY else None):
+        raise UsageError(f"{job.words} is over the queue {queue!r}, into {sent_to!r}: no command orders such a job")
+    return Entry(job.kind, dead, sent_to, job.done_by, job.why or "", job.id)
 
 
 def standing_of(job: Job) -> Standing:

@@ -27,6 +27,8 @@ HOSTILE = {
     "no trace": ("replay", "sent", {"trace": "all"}, None),
     "ids that are none": ("replay", "sent", {"message_ids": ["a"]}, None),
     "letters of no queue": ("retry", "dead letter", {}, None),
+    "a queue that is consumed": ("discard", "dead letter", {"queue": "orders", "sent_to": None}, None),
+    "letters for another queue": ("retry", "dead letter", {"queue": "orders.dead", "sent_to": "payroll"}, None),
     "a route that is none": ("discard", "quarantined", {"route": "a", "until": 1}, None),
 }
 

@@ -2,6 +2,7 @@
 
 import aio_pika
 import pytest
+from psycopg.types.json import Jsonb
 
 from relay.config.settings import Settings
 from relay.console import runner
@@ -79,6 +80,22 @@ async def test_a_job_is_paused_resumed_and_cancelled(
 
     assert [answer.status_code for answer in (paused, resumed, refused, cancelled)] == [200, 200, 403, 200]
     assert 0 < (await program.job(ordered))["done"] < 20
+
+
+async def test_an_operator_lets_no_discard_of_an_owner_go_on(program: Program, rows: Rows) -> None:
+    head = rows.parked()
+    order = "INSERT INTO outbox.job (kind, source, state, made_by, why, filter, by_console)"
+    rows.connection.execute(
+        order + " VALUES ('discard', 'parked', 'paused', 'owner', 'old', %s, true)", [Jsonb({"ids": [head]})]
+    )
+
+    refused = await program.as_(Role.OPERATOR).post("/jobs/1/resume", {})
+    resumed = await program.post("/jobs/1/resume", {"why": "looked at"})
+    job = await program.job(resumed)
+
+    assert (refused.status_code, resumed.status_code, job["done"]) == (403, 200, 1)
+    named = rows.connection.execute("SELECT done_by FROM outbox.operator_audit WHERE command = 'parked discard'")
+    assert named.fetchall() == [("owner, resumed by program-owner",)]
 
 
 async def test_a_job_of_a_command_is_not_resumed(program: Program, rows: Rows) -> None:

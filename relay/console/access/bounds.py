@@ -1,0 +1,96 @@
+"""What a request may send, and within what time: nothing is read of one that changes something before it is known who
+sends it.
+"""
+
+import asyncio
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from relay.console.access.headers import Answer
+from relay.console.access.identity import Identifier, LoginNeededError, RefusedError
+from relay.console.access.writes import ALWAYS, READING
+from relay.errors import OutboxError
+
+MOST_BYTES, MOST_OF_STRANGERS = 1024 * 1024, 16 * 1024  # of a body; strangers send names and passwords alone
+BODY_TIMEOUT = 30.0  # seconds for a client to send a body
+CLOSE = {"Connection": "close"}  # what else the client sends is not read
+
+
+class BoundedApp:
+    """The app behind bounds of what requests may send.
+
+    Args:
+        answer: makes the answer to a request that is refused.
+    """
+
+    def __init__(self, app: ASGIApp, answer: Answer) -> None:
+        self._app = app
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        most = MOST_OF_STRANGERS if scope["path"] in ALWAYS else MOST_BYTES
+        try:
+            check_announced(Headers(scope=scope), most)
+            await self._identify(request)
+        except OutboxError as error:
+            response = await self._answer(request, error)
+            response.headers.update(CLOSE)
+            await response(scope, receive, send)
+            return
+        await self._app(scope, bounded(receive, most), send)
+
+    async def _identify(self, request: Request) -> None:
+        identify: Identifier = request.app.state.identify
+        if request.method not in READING and request.url.path not in ALWAYS and await identify(request) is None:
+            raise LoginNeededError
+
+
+def check_announced(headers: Headers, most: int) -> None:
+    """Refuse a body by its headers.
+
+    Raises:
+        RefusedError: it is too long, or in parts, as files are sent: they would be written to the disk.
+    """
+    if headers.get("Content-Type", "").lower().startswith("multipart/"):
+        raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the console takes no request in parts")
+    if int(headers.get("Content-Length", "0")) > most:  # the server has looked that it is a number
+        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, too_long(most))
+
+
+def bounded(receive: Receive, most: int) -> Receive:
+    """Return `receive` with an end: so many bytes and seconds."""
+    ends: float | None = None
+    read = 0
+    has_all = False
+
+    async def receive_bounded() -> Message:
+        nonlocal ends, read, has_all
+        if has_all:  # waits for the client to leave
+            return await receive()
+        if ends is None:
+            ends = asyncio.get_running_loop().time() + BODY_TIMEOUT
+        try:
+            async with asyncio.timeout_at(ends):
+                message = await receive()
+        except TimeoutError:
+            words = f"the request was not sent within {BODY_TIMEOUT:g} s"
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, words, CLOSE) from None
+        read += len(message.get("body", b""))
+        has_all = not message.get("more_body", False)
+        if read > most:
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, too_long(most), CLOSE)
+        return message
+
+    return receive_bounded
+
+
+def too_long(most: int) -> str:
+    return f"the request is longer than {most // 1024} KiB"
