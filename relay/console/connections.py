@@ -50,7 +50,7 @@ class LimitedProtocol(H11Protocol):
         self.transport.abort()
 
     def _watch(self) -> None:
-        """Give the client time for its request, counted from the connection or the first byte on."""
+        """Allow the client time for its request, counted from the connection or the first byte on."""
         if not self.is_waiting:
             self._unwatch()
         elif self._deadline is None:

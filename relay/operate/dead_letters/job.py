@@ -140,8 +140,8 @@ def entry_of(job: Job) -> Entry:
     """Return what the notes of a job's letters have in common.
 
     Raises:
-        UsageError: it is not over a queue of dead letters, or would send them elsewhere than where they came from: who
-            may write a job may not let others empty, or fill, any queue.
+        UsageError: its queue has no dead letters, or it would send them elsewhere than where they came from. Who may
+            write jobs could else let a console empty any queue.
     """
     queue, sent_to = job.filter.get(QUEUE), job.filter.get(SENT_TO)
     consumed, dead = queues_of(str(queue))

@@ -1,4 +1,4 @@
-"""A job that cannot be done is paused with its reason, whoever wrote it down, and the jobs behind it are done."""
+"""A job that cannot be done is paused with its reason, and the jobs behind it are done."""
 
 import asyncio
 from typing import Any
