@@ -1,5 +1,6 @@
 """The operations, asked of a console by its HTTP API (docs/api.md)."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from uuid import uuid4
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
+from relay.config.loading import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 from relay.doctor.finding import Finding
 from relay.errors import (
     AccessError,
@@ -52,6 +54,7 @@ from relay.replay.selection import Filter
 from relay.replay.target import Target
 
 MOST = 1000  # rows that one request lists or changes
+TOKEN = re.compile(r"[!-~]+")
 TIMEOUT = 60.0  # seconds for an answer
 LOOK_INTERVAL = 0.5  # seconds between two looks at a job
 TRIES, PAUSE = 3, 0.5  # of a request that got no answer; seconds between two
@@ -77,8 +80,14 @@ class RemoteOperations:
     def __init__(self, server: str, token: str) -> None:
         self._server = server
         check_server(server)
-        headers = {"Authorization": f"Bearer {token}"}
-        self._client = httpx.Client(base_url=f"{server.rstrip('/')}/api/v1", headers=headers, timeout=TIMEOUT)
+        if not TOKEN.fullmatch(token):
+            raise UsageError(f"the token in {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE} has a character that none has")
+        self._client = httpx.Client(
+            base_url=f"{server.rstrip('/')}/api/v1",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=TIMEOUT,
+            trust_env=server.startswith("https:"),  # else a proxy of the environment would read the token
+        )
 
     def status(self) -> Status:
         return self._get(Status, "/status")

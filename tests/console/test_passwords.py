@@ -1,5 +1,7 @@
 """Login by the password file."""
 
+import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from relay.config.settings import DatabaseSettings, Settings
 from relay.console.access import login_limit
 from relay.console.access.identity import Identity, Role
 from relay.console.access.passwords import PasswordFile
+from relay.console.pages import login
 from relay.errors import ConfigurationError, NotFoundError, UsageError
 from tests.console.site import PASSWORD, browser, log_in, post, running, token_of, users
 
@@ -68,12 +71,12 @@ async def test_a_login_leads_to_no_other_site(guarded: FastAPI, path: str) -> No
     assert done.headers["Location"] == "/"
 
 
-async def test_a_name_is_locked_after_some_failures_from_any_address(guarded: FastAPI) -> None:
+async def test_a_name_is_locked_after_some_failures_from_one_network(guarded: FastAPI) -> None:
     for number in range(login_limit.MOST_BY_NAME):
-        async with browser(guarded, address=f"10.0.0.{number}") as client:
+        async with browser(guarded, address=f"2001:db8::{number}") as client:
             assert (await log_in(client, "viewer", "wrong")).status_code == 403
 
-    async with browser(guarded, address="10.0.1.1") as client:
+    async with browser(guarded, address="2001:db8::1:1") as client:
         locked = await log_in(client, "viewer")
         other = await log_in(client, "owner")
 
@@ -82,9 +85,40 @@ async def test_a_name_is_locked_after_some_failures_from_any_address(guarded: Fa
     assert other.status_code == 303
 
 
+async def test_strangers_lock_nobody_out_where_he_has_logged_in_before(
+    guarded: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login_limit, "MOST_BY_STRANGERS", 5)
+    async with browser(guarded, address="192.0.2.1") as client:
+        assert (await log_in(client, "owner")).status_code == 303
+    for number in range(login_limit.MOST_BY_STRANGERS):
+        async with browser(guarded, address=f"10.0.0.{number}") as client:
+            assert (await log_in(client, "owner", "wrong")).status_code == 403
+
+    async with browser(guarded, address="192.0.2.1") as client:
+        known = await log_in(client, "owner")
+    async with browser(guarded, address="192.0.2.2") as client:
+        stranger = await log_in(client, "owner")
+
+    assert (known.status_code, stranger.status_code) == (303, 429)
+
+
+async def test_many_logins_at_once_do_not_wait_for_each_other_without_end(
+    guarded: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login, "MOST_WAITING", 2)
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(browser(guarded, address=f"10.0.0.{number}")) for number in range(12)
+        ]
+        answers = await asyncio.gather(*(log_in(client, "owner", "wrong") for client in clients))
+
+    assert {answer.status_code for answer in answers} == {403, 503}
+
+
 async def test_an_address_is_locked_after_some_failures_of_any_name(guarded: FastAPI) -> None:
     async with browser(guarded, address="10.0.0.1") as client:
-        for number in range(login_limit.MOST_BY_ADDRESS):
+        for number in range(login_limit.MOST_BY_NETWORK):
             assert (await log_in(client, f"name-{number}", "wrong")).status_code == 403
         locked = await log_in(client, "owner")
 
@@ -131,6 +165,14 @@ def test_what_cannot_be_a_user_is_refused(tmp_path: Path) -> None:
         file.remove("alan")
 
 
+def test_a_file_that_everybody_may_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "users").write_text("")
+    (tmp_path / "users").chmod(0o666)
+
+    with pytest.raises(ConfigurationError, match="every user of this host may write it"):
+        PasswordFile(tmp_path / "users").lines()
+
+
 @pytest.mark.parametrize("line", ["ada", "ada:admin:$argon2id$x", "ada:owner:plain"])
 def test_a_line_that_is_no_user_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "users").write_text(f"{line}\n")
@@ -142,7 +184,7 @@ def test_a_line_that_is_no_user_is_named(tmp_path: Path, line: str) -> None:
 async def test_the_address_of_a_client_is_what_a_trusted_proxy_tells(settings: Settings, tmp_path: Path) -> None:
     limits = {"trusted_proxies": "10.0.0.0/8", **users(tmp_path)}
     async with running(settings, **limits) as app, browser(app, address="10.0.0.1") as client:
-        for number in range(login_limit.MOST_BY_ADDRESS):
+        for number in range(login_limit.MOST_BY_NETWORK):
             client.headers["X-Forwarded-For"] = f"6.6.6.{number}, 192.0.2.1"  # the first is the client's own claim
             await log_in(client, f"name-{number}", "wrong")
         locked = await log_in(client, "owner")

@@ -1,10 +1,22 @@
-"""A file of lines that only its owner may read."""
+"""A file of lines that only its owner may write."""
 
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from relay.errors import UsageError
+from relay.errors import ConfigurationError, UsageError
+
+
+def refuse_common(path: Path, setting: str) -> None:
+    """Refuse a file that every user of the host may write: whoever did could log in.
+
+    Raises:
+        ConfigurationError: it is one.
+        OSError: it cannot be looked at.
+    """
+    if path.stat().st_mode & stat.S_IWOTH:
+        raise ConfigurationError(f"{setting} = {path}: every user of this host may write it; `chmod o-w {path}`")
 
 
 def replace_lines(path: Path, lines: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
 from relay.console.access.identity import Identity, Role
-from relay.console.access.line_file import replace_lines
+from relay.console.access.line_file import refuse_common, replace_lines
 from relay.errors import ConfigurationError, NotFoundError, UsageError
 
 NAME = re.compile(r"[\w.@-]{1,100}")
@@ -35,6 +35,7 @@ class PasswordFile:
             ConfigurationError: the file cannot be read, or a line has no user.
         """
         try:
+            refuse_common(self.path, "console.users")
             seen = self.path.stat()
             stamp = (seen.st_mtime_ns, seen.st_size, seen.st_ino)
             if stamp != self._read_at:

@@ -12,7 +12,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from relay.console.access.identity import Identifier, Identity, LoginNeededError, Role
-from relay.console.access.line_file import replace_lines
+from relay.console.access.line_file import refuse_common, replace_lines
 from relay.errors import ConfigurationError, NotFoundError, UsageError
 
 LINE = re.compile(r"([\w.@-]{1,100}):(viewer|operator|owner):([0-9a-f]{64})")
@@ -34,6 +34,7 @@ class TokenFile:
         if self.path is None:
             return []
         try:
+            refuse_common(self.path, "console.tokens")
             lines = self.path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8"

@@ -20,6 +20,7 @@ from relay.console.templates import landing, page
 from relay.logger import get_logger
 
 LOCAL = re.compile(r"/(?![/\\])[^\\\x00-\x1f]*")  # a path of this console, and no other host
+MOST_WAITING = 20  # logins; a password takes some 50 ms
 SEED = re.compile(r"([A-Za-z0-9_-]{43})\.(.{0,2000})")
 
 log = get_logger(__name__)
@@ -53,6 +54,8 @@ async def log_in(
         raise RefusedError(HTTPStatus.NOT_FOUND, "this console knows no passwords")
     address = client_address(request, console)
     access.limit.check(address, name)
+    if access.checks.statistics().tasks_waiting >= MOST_WAITING:
+        raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too many log in at this moment: try again")
     # Counted before it is known: as many tries at once as one likes would else go through.
     access.limit.count(address, name)
     found = await run_sync(access.passwords.check, name, password, limiter=access.checks)

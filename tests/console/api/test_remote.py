@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,6 +186,7 @@ async def test_the_token_may_be_in_a_file(ends: Ends, tmp_path: Path) -> None:
         (("--server", "relay.test", "parked", "list"), "x", 2, "--server takes the URL of a console"),
         (("--server", "http://127.0.0.1:1", "parked", "list"), "", 2, "--server needs a token"),
         (("--server", "http://127.0.0.1:1", "parked", "list"), "x", 1, "see that `relay console` runs there"),
+        (("--server", "http://127.0.0.1:1", "parked", "list"), "x\ny", 2, "has a character that none has"),
         (("--server", "http://127.0.0.1:1", "migrate"), "x", 2, "--server"),
         (("parked", "list", "--server", "http://127.0.0.1:1", "--config", "x"), "x", 2, "takes no other flag"),
     ],
@@ -196,6 +198,20 @@ def test_what_cannot_be_asked_is_told(
 
     assert done.code == code
     assert words in done.err
+
+
+def test_no_proxy_of_the_environment_reads_the_token(tmp_path: Path) -> None:
+    """It would be sent there by http, as the console on this host is asked."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(0.0)
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        asked = Command(tmp_path)(
+            "--server", "http://127.0.0.1:1", "parked", "list", RELAY_TOKEN="x", HTTP_PROXY=address, http_proxy=address
+        )
+
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+    assert "see that `relay console` runs there" in asked.err
 
 
 async def test_a_token_that_counts_no_longer_is_refused(ends: Ends) -> None:
