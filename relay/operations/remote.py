@@ -81,7 +81,9 @@ class RemoteOperations:
         self._server = server
         check_server(server)
         if not TOKEN.fullmatch(token):
-            raise UsageError(f"the token in {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE} has a character that none has")
+            raise UsageError(
+                f"the token in {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE} has a character that cannot be in a token"
+            )
         self._client = httpx.Client(
             base_url=f"{server.rstrip('/')}/api/v1",
             headers={"Authorization": f"Bearer {token}"},

@@ -9,7 +9,7 @@ from relay.errors import ConfigurationError, UsageError
 
 
 def refuse_common(path: Path, setting: str) -> None:
-    """Refuse a file that every user of the host may write: whoever did could log in.
+    """Refuse a file that every user of the host may write, and so add a login to.
 
     Raises:
         ConfigurationError: it is one.

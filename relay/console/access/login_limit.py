@@ -21,8 +21,8 @@ Key = tuple[str, ...]
 class LoginLimit:
     """The failures of the last minutes.
 
-    Strangers may fail with a name as often as they like, without locking out its user: who has logged in from a network
-    before is refused for failures from there alone.
+    Failures of strangers do not lock a user out of networks where they have logged in before: there only failures from
+    that network count.
     """
 
     def __init__(self) -> None:

@@ -186,7 +186,7 @@ async def test_the_token_may_be_in_a_file(ends: Ends, tmp_path: Path) -> None:
         (("--server", "relay.test", "parked", "list"), "x", 2, "--server takes the URL of a console"),
         (("--server", "http://127.0.0.1:1", "parked", "list"), "", 2, "--server needs a token"),
         (("--server", "http://127.0.0.1:1", "parked", "list"), "x", 1, "see that `relay console` runs there"),
-        (("--server", "http://127.0.0.1:1", "parked", "list"), "x\ny", 2, "has a character that none has"),
+        (("--server", "http://127.0.0.1:1", "parked", "list"), "x\ny", 2, "has a character that cannot be in a token"),
         (("--server", "http://127.0.0.1:1", "migrate"), "x", 2, "--server"),
         (("parked", "list", "--server", "http://127.0.0.1:1", "--config", "x"), "x", 2, "takes no other flag"),
     ],
