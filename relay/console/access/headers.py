@@ -34,6 +34,7 @@ HEADERS = {
 }
 BY_HTTPS = {"Strict-Transport-Security": "max-age=31536000"}
 KEPT = "Cache-Control"
+NO_PAGES = ("/api/", "/live")
 
 Answer = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -68,7 +69,12 @@ class GuardedApp:
                 headers.setdefault(KEPT, "no-store")
             await send(message)
 
-        if Headers(scope=scope).get("Host") not in self._hosts:
+        headers = Headers(scope=scope)
+        if is_of_another_site(headers, scope["path"]):
+            words = "a page of another site may lead to a page of the console, and ask it nothing\n"
+            await PlainTextResponse(words, HTTPStatus.FORBIDDEN)(scope, receive, send_guarded)
+            return
+        if headers.get("Host") not in self._hosts:
             words = "this console has another name: console.origin says which\n"
             await PlainTextResponse(words, HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send_guarded)
             return
@@ -79,3 +85,11 @@ class GuardedApp:
                 raise
             response = await self._answer_bug(Request(scope), error)
             await response(scope, receive, send_guarded)
+
+
+def is_of_another_site(headers: Headers, path: str) -> bool:
+    """Whether a browser sends a request for a page of another site, and not because its user goes to a page of ours."""
+    if headers.get("Sec-Fetch-Site") not in ("cross-site", "same-site"):
+        return False
+    is_visit = (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
+    return not is_visit or path.startswith(NO_PAGES)
