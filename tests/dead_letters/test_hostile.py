@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from relay.operate.dead_letters.export import export
+from relay.operate.dead_letters.queue import opened, returns_of
 from tests.dead_letters.changes import AUDIT, DISCARD, RETRY, Audit, change
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters
 from tests.support.raw_client import RawClient, entry, long, nested, properties
@@ -23,6 +24,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "depth": {"headers": entry(b"x-aggregate-id", nested(b"F", 99))},
     "moments": {"headers": b"".join(entry(b"x-%b-failure" % which, FIRST_MOMENT) for which in (b"first", b"last"))},
     "deaths": {"headers": entry(b"x-death", b"A" + long(b"F" + long(DEATH)))},
+    "partition": {"headers": entry(b"x-partition", b"I" + struct.pack(">i", 77))},
+    "returns": {"headers": entry(b"x-acquired-count", b"I" + struct.pack(">i", 99))},
     "folded": {"headers": entry(b"x-folded-header", b"I" + struct.pack(">i", 1))},
     "counts": {"headers": entry(b"x-dead-attempts", b"l" + struct.pack(">q", 2**62))},
 }  # fmt: skip
@@ -51,6 +54,35 @@ async def test_letters_of_any_content_are_read_sent_back_and_thrown_away(
         assert await client.publish(each, b"body", routing_key=DEAD.encode())
     assert (await change(letters, DISCARD, audit)).done == len(raw)
     assert len(audit.execute(AUDIT).fetchall()) == 2 * len(raw)
+
+
+async def test_a_letter_that_names_a_queue_that_is_not_there_stops_no_other(
+    letters: Letters, client: RawClient, audit: Audit
+) -> None:
+    await letters.queue.declare()
+    partition = entry(b"x-partition", b"I" + struct.pack(">i", 7))
+    assert await client.publish(properties(headers=partition), b"body", routing_key=DEAD.encode())
+    for number in range(3):
+        await letters.put(number)
+
+    done = await change(letters, RETRY, audit)
+
+    assert done.done == 3
+    assert [f"{letters.queue.name}.07" in reason for _, reason in done.refused] == [True]
+    assert len(await letters.consumed()) == 3
+    assert len(await letters.read()) == 1
+
+
+async def test_a_count_of_returns_that_a_publisher_wrote_makes_no_look_write(
+    letters: Letters, client: RawClient
+) -> None:
+    count = entry(b"x-acquired-count", b"I" + struct.pack(">i", 99))
+    assert await client.publish(properties(headers=count), b"body", routing_key=DEAD.encode())
+
+    async with opened(letters.broker, DEAD) as queue:
+        (page,) = [page async for page in queue.pages()]
+
+        assert [returns_of(each) for each in page] == [0]
 
 
 async def test_fifty_looks_at_a_letter_that_cannot_be_decoded_do_not_lose_it(

@@ -27,6 +27,7 @@ NAMES = [
     "a",
     "tenant",
     "x-outbox-id",
+    "x-folded-header",
     "x-cc",
     "CC",
     "traceparent",

@@ -45,7 +45,7 @@ def came_from(letter: DeliveredMessage, queue: str) -> str:
     """Name the queue from which a dead letter of a consumed queue came: a pool has one for each partition."""
     headers = letter.header.properties.headers or {}
     partition, deaths = headers.get(PARTITION), headers.get("x-death")
-    if isinstance(partition, int):
+    if type(partition) is int and 0 <= partition < PARTITIONS:
         return partition_queue_name(queue, partition)
     last = deaths[0].get("queue") if deaths and isinstance(deaths, list) and isinstance(deaths[0], dict) else None
     return last if isinstance(last, str) and last in partition_queue_names(queue) else queue

@@ -24,7 +24,12 @@ REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"  # from the stamp, or fr
 # RabbitMQ reads further routing keys from these. Its queues keep CC as x-cc, and route by it when they dead-letter.
 SENDER_SELECTED = ("CC", "BCC", "x-cc")
 LINK = "x-link-traceparent"  # of a replay, in place of traceparent: for a span link
-OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED})
+# The relay writes the first ones, a consumer or the broker the others: from a row they would be believed.
+OURS = frozenset({
+    "x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED,
+    "x-folded-header", "x-partition", "x-partition-epoch", "x-retry-attempts", "x-dead-reason", "x-dead-attempts",
+    "x-death", "x-delivery-count", "x-acquired-count",
+})  # fmt: skip
 
 # W3C Trace Context. The relay leaves out a value of another form, and sends the message without it.
 TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")

@@ -15,7 +15,7 @@ from relay.config.settings import BrokerSettings
 from relay.consume.failed.envelope import sent_back
 from relay.consume.failed.queues import came_from, dead_queue_name
 from relay.database import one_line
-from relay.errors import OutboxError, PartlyDoneError
+from relay.errors import NotFoundError, OutboxError, PartlyDoneError
 from relay.logger import get_logger
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.letter import Held, Letter, Selection
@@ -84,6 +84,7 @@ class _Choice:
         self._selection = selection
         self._found: set[str | None] = set()
         self._seen: set[str] = set()  # queues that are there
+        self._missing: dict[str, str] = {}  # queues that are not, which letters name
 
     @property
     def is_whole_queue(self) -> bool:
@@ -104,19 +105,28 @@ class _Choice:
         self._found.update(each.letter.message_id for each in chosen)
         return chosen
 
-    async def targets(self, queue: DeadQueue, letters: Sequence[Held]) -> dict[Held, str]:
-        """Return the queue that each letter came from, which is there. Empty when letters are not sent back.
+    async def targets(self, queue: DeadQueue, letters: Sequence[Held]) -> tuple[dict[Held, str], dict[Held, str]]:
+        """Return the queue that each letter came from, and the letters whose queue is not there, with the reason.
+
+        Both are empty when letters are not sent back. A letter names a partition, and its publisher may have.
 
         Raises:
-            NotFoundError: such a queue does not exist.
+            NotFoundError: the consumed queue itself does not exist.
         """
         if self.sent_to is None:
-            return {}
+            return {}, {}
         targets = {each: came_from(each.delivered, self.sent_to) for each in letters}
-        for target in sorted({*targets.values()} - self._seen):
-            await queue.waiting(target)
-            self._seen.add(target)
-        return targets
+        for target in sorted({*targets.values()} - self._seen - self._missing.keys()):
+            try:
+                await queue.waiting(target)
+            except NotFoundError as error:
+                if target == self.sent_to:
+                    raise
+                self._missing[target] = str(error)
+            else:
+                self._seen.add(target)
+        homeless = {each: self._missing[target] for each, target in targets.items() if target in self._missing}
+        return {each: target for each, target in targets.items() if each not in homeless}, homeless
 
     def name_missing(self) -> None:
         """Note the message ids that were named and were not found. Call it when no page is left."""
@@ -137,8 +147,9 @@ class Preview:
         async with opened(self._broker, done.queue) as queue:
             async for page in queue.pages(PAGE if choice.is_whole_queue else ACKNOWLEDGED_PAGE):
                 letters = choice.of(page)
-                await choice.targets(queue, letters)
-                done.done += len(letters)
+                _, homeless = await choice.targets(queue, letters)
+                done.done += len(letters) - len(homeless)
+                done.refused += [(each.letter.message_id, reason) for each, reason in homeless.items()]
                 if choice.is_complete:
                     break
         done.warning = queue.refusal
@@ -259,8 +270,9 @@ class Command:
         before = await asyncio.to_thread(self._known, [each.letter for each in letters])
         await queue.acknowledge({each for each in letters if before.get(each.letter) is Before.NOTED})
         letters = [each for each in letters if each.letter not in before]
-        targets = await self._choice.targets(queue, letters)
+        targets, homeless = await self._choice.targets(queue, letters)
         refused = await queue.publish(Copy(each, to, sent_back(each.delivered)) for each, to in targets.items())
+        refused = {**refused, **homeless}
         confirmed = [each for each in letters if each not in refused]
         self._under_way = len(confirmed)
         await asyncio.to_thread(self._write, [each.letter for each in confirmed])

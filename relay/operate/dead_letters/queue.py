@@ -289,6 +289,11 @@ def in_words(queue: str) -> Iterator[None]:
 
 
 def returns_of(held: Held) -> int:
-    """Return how often it has come back to its queue; a classic queue does not count, and has no limit."""
+    """Return how often it has come back to its queue; a classic queue does not count, and has no limit.
+
+    A count of a letter that comes for the first time is its publisher's.
+    """
+    if not getattr(held.delivered.delivery, "redelivered", False):
+        return 0
     headers = held.delivered.header.properties.headers or {}
     return max((count for name in RETURNS if isinstance(count := headers.get(name), int)), default=0)
