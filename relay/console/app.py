@@ -56,9 +56,9 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     """Return the console for these settings.
 
     `app.state` has `settings`, `database` and `inbox` (Database), `sampler` (Sampler), `checkup` (Checkup), `runner`
-    (Runner), `background` (Background) and `access` (Access). It also has `consumers` (Consumers), `looks` (Looks),
-    `failure_groups` (FailureGroups) and `route_map` (CachedAnswer of a RouteMap). `identify` is an Identifier, and
-    `file` the relay.toml that was read, for the doctor.
+    (Runner), `background` (Background), `alone` (Lock) and `access` (Access). It also has `consumers` (Consumers),
+    `looks` (Looks), `failure_groups` (FailureGroups) and `route_map` (CachedAnswer of a RouteMap). `identify` is an
+    Identifier, and `file` the relay.toml that was read, for the doctor.
     """
 
     @asynccontextmanager
@@ -117,6 +117,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     app.state.checkup = checkup
     app.state.runner = runner
     app.state.background = background
+    app.state.alone = asyncio.Lock()
     app.state.route_map = route_map
     app.state.failure_groups = failure_groups
     app.state.consumers = consumers

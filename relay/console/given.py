@@ -1,5 +1,7 @@
 """What routes take: who asks, and the operations on the console's connections."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +15,14 @@ from relay.config.settings import Settings
 from relay.console.access.identity import Identity, Role, require
 from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.engine.session.session import LANES
+from relay.errors import BusyError
 from relay.jobs.job import Kind
 from relay.operate.reconcile.ask import Asked, ask
 from relay.operate.reconcile.report import Report
 from relay.operate.whereabouts import MAX_ID
 from relay.operations.local import LocalOperations
 
+ALONE_WITHIN = 10.0  # seconds
 QUEUE_NAME = r"^[A-Za-z0-9_.:@#,/+ -]{1,200}$"  # that a request may name
 
 ShortString = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=255)]
@@ -70,6 +74,25 @@ def operations_of(settings: Settings, file: Path | None, database: Database) -> 
 
 
 Operations = Annotated[LocalOperations, Depends(_operations)]
+
+
+async def _alone(request: Request) -> AsyncIterator[None]:
+    alone: asyncio.Lock = request.app.state.alone
+    try:
+        async with asyncio.timeout(ALONE_WITHIN):
+            await alone.acquire()
+    except TimeoutError:
+        raise BusyError("another user's look takes all the console has for such looks: try again in a while") from None
+    try:
+        yield
+    finally:
+        alone.release()
+
+
+# Of a route that opens connections beyond the pool: the doctor's, a comparison with the inbox, a look at old days, the
+# topology. One at a time for all users, as each takes many seconds and the database's connections. It stands behind the
+# role: who may not look does not wait.
+Alone = Annotated[None, Depends(_alone)]
 
 
 def compare_with_inbox(settings: Settings, asked: Asked) -> Report:

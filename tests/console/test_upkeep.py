@@ -1,14 +1,22 @@
 """Pages of what is done now and then: reconcile, retention, batches."""
 
+import asyncio
 import html
 import re
+import time
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from relay.config.settings import RelaySettings, Settings
+from relay.console import given
 from relay.console.access.identity import Role
+from relay.console.api import upkeep as api_upkeep
+from relay.console.pages import upkeep as pages_upkeep
+from relay.operate.retention import look_at_old_days
+from relay.retention.day import OldDay
 from tests.console.rows import sent
 from tests.console.site import browser, log_in, post, running, token_of, users
 
@@ -49,6 +57,38 @@ async def test_what_was_not_applied_is_told_with_its_replay(
     assert words in page.text
     assert (counted and "<h2>2 messages</h2>" in counted.text) == (True if left_out else None)
     assert form.status_code == 200
+
+
+async def test_looks_that_take_connections_of_their_own_come_one_after_the_other(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty requests of a viewer took 83 connections of the database."""
+    running_now: list[int] = []
+    most = 0
+
+    def look(*given: Any) -> list[OldDay]:
+        nonlocal most
+        running_now.append(1)
+        most = max(most, len(running_now))
+        try:
+            time.sleep(0.05)
+            return look_at_old_days(*given)
+        finally:
+            running_now.pop()
+
+    monkeypatch.setattr(given, "ALONE_WITHIN", 60.0)
+    for module in (pages_upkeep, api_upkeep):
+        monkeypatch.setattr(module, "look_at_old_days", look)
+    async with running(settings) as app, browser(app) as client:
+        paths = ["/retention", "/api/v1/retention"] * 6
+        answers = await asyncio.gather(*map(client.get, paths))
+        monkeypatch.setattr(given, "ALONE_WITHIN", 0.05)
+        async with app.state.alone:
+            refused = await client.get("/api/v1/doctor")
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert most == 1
+    assert refused.status_code == 409
 
 
 async def test_a_moment_that_cannot_be_is_told(settings: Settings, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from relay.console.api.parameters import Closed, Text
-from relay.console.given import Operations, Viewer
+from relay.console.given import Alone, Operations, Viewer
 from relay.doctor.finding import Finding, Verdict, worst
 from relay.operate.pool import PoolsStatus
 from relay.operate.status import Node, Status
@@ -41,7 +41,7 @@ def pools(
 
 
 @router.get("/doctor")
-def doctor(operations: Operations, _: Viewer) -> Checklist:
+def doctor(operations: Operations, _: Viewer, _alone: Alone) -> Checklist:
     """Look for what would not work before a message is sent; changes nothing."""
     findings = operations.doctor()
     return Checklist(verdict=worst(findings), findings=findings)

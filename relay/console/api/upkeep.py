@@ -14,7 +14,7 @@ from relay.broker.topology import Declared
 from relay.config.topology import TopologySettings
 from relay.console.api.once import Once
 from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Reasoned, Text
-from relay.console.given import Configured, Owner, Viewer, compare_with_inbox
+from relay.console.given import Alone, Configured, Owner, Viewer, compare_with_inbox
 from relay.errors import UsageError
 from relay.operate.definitions import definitions
 from relay.operate.reconcile.ask import Asked
@@ -67,13 +67,13 @@ class Reconcile(MessageFilter):
 
 
 @router.get("/retention", tags=["retention"])
-def look(settings: Configured, _: Viewer, asked: Annotated[Keeps, Query()]) -> list[Day]:
+def look(settings: Configured, _: Viewer, _alone: Alone, asked: Annotated[Keeps, Query()]) -> list[Day]:
     """List the days that are older than is kept, and what is in the way of a drop."""
     return _days(look_at_old_days(settings.database, keeps_of(settings.relay, asked.keep, asked.keep_inbox)))
 
 
 @router.post("/retention", tags=["retention"], response_model=list[Day])
-def drop(settings: Configured, once: Once, who: Owner, asked: Drop) -> Response:
+def drop(settings: Configured, once: Once, who: Owner, _: Alone, asked: Drop) -> Response:
     """Drop the days that are older than is kept, as a running relay does each hour."""
     keeps = keeps_of(settings.relay, asked.keep, asked.keep_inbox)
     if not keeps:
@@ -96,19 +96,19 @@ def as_definitions(settings: Configured, _: Viewer) -> dict[str, list[dict[str, 
 
 
 @router.get("/topology/compare", tags=["topology"])
-def compare(settings: Configured, _: Viewer) -> list[Declared]:
+def compare(settings: Configured, _: Viewer, _alone: Alone) -> list[Declared]:
     """Return what is missing at the broker and what differs; declares nothing."""
     return asyncio.run(topology.apply(settings.broker, settings.topology, dry_run=True))
 
 
 @router.post("/topology/apply", tags=["topology"], response_model=list[Declared])
-def apply(settings: Configured, once: Once, who: Owner, _: Apply) -> Response:
+def apply(settings: Configured, once: Once, who: Owner, _alone: Alone, _: Apply) -> Response:
     """Declare what is missing and compare the rest; nothing that is there is changed or taken away."""
     return once.noted(who.name, list[Declared], lambda: asyncio.run(topology.apply(settings.broker, settings.topology)))
 
 
 @router.get("/reconcile", tags=["reconcile"])
-def reconcile(settings: Configured, _: Viewer, asked: Annotated[Reconcile, Query()]) -> Report:
+def reconcile(settings: Configured, _: Viewer, _alone: Alone, asked: Annotated[Reconcile, Query()]) -> Report:
     """Compare what was sent with what consumers have applied, whose inbox is here or at console.inbox_url."""
     question = Asked(
         since=asked.since,

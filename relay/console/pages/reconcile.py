@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from relay.console.given import Configured, Viewer, compare_with_inbox
+from relay.console.given import Alone, Configured, Viewer, compare_with_inbox
 from relay.console.pages.replay import Wanted
 from relay.console.templates import page
 from relay.errors import UsageError
@@ -20,7 +20,9 @@ NAMED = 100  # missing messages; the page of replays takes as many by their ids
 
 
 @router.get("/reconcile")
-def reconcile(request: Request, settings: Configured, _: Viewer, wanted: Annotated[Wanted, Query()]) -> HTMLResponse:
+def reconcile(
+    request: Request, settings: Configured, _: Viewer, _alone: Alone, wanted: Annotated[Wanted, Query()]
+) -> HTMLResponse:
     """Show the form; with its first moment also what was found."""
     words, report = "", None
     if wanted.since:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Role
-from relay.console.given import Configured, FormWords, Owner, Sessions, Viewer
+from relay.console.given import Alone, Configured, FormWords, Owner, Sessions, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
@@ -38,7 +38,7 @@ BATCHES = SQL("""
 
 
 @router.get("/retention")
-def retention(request: Request, settings: Configured, database: Sessions, who: Viewer) -> HTMLResponse:
+def retention(request: Request, settings: Configured, database: Sessions, who: Viewer, _: Alone) -> HTMLResponse:
     """Show the days that are older than is kept, and those that are archived."""
     keeps = keeps_of(settings.relay, None, None)
     days = look_at_old_days(settings.database, keeps)
@@ -55,7 +55,7 @@ def retention(request: Request, settings: Configured, database: Sessions, who: V
 
 
 @router.post("/retention")
-def drop(settings: Configured, who: Owner, why: FormWords = "") -> Response:
+def drop(settings: Configured, who: Owner, _: Alone, why: FormWords = "") -> Response:
     """Drop the days that are older than is kept, as a running relay does each hour."""
     keeps = keeps_of(settings.relay, None, None)
     if not keeps:
