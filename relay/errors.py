@@ -53,6 +53,14 @@ MORE_THAN = {"relay": ("console",)}  # extras that bring another one: where one 
 class OutboxError(Exception):
     """Base of every error of this package."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a pool of processes hand it on, whatever its class is made with: one that cannot be hangs the pool."""
+        return _as_it_was, (type(self), self.args), self.__dict__
+
+
+def _as_it_was(kind: type[OutboxError], arguments: tuple[object, ...]) -> OutboxError:
+    return kind.__new__(kind, *arguments)
+
 
 class ConfigurationError(OutboxError):
     """The configuration cannot be used; the message names each key, where it was set, and what it takes."""
@@ -145,11 +153,8 @@ class ForkedError(OutboxError):
     Nothing was done.
     """
 
-    def __init__(self, what: str, opened_by: int) -> None:
-        super().__init__(
-            f"{what} was opened by process {opened_by}, and this is its fork {os.getpid()}: open one in each process,"
-            " after the fork"
-        )
+    def __init__(self, what: str, opened_by: int, remedy: str = "open one in each process, after the fork") -> None:
+        super().__init__(f"{what} was opened by process {opened_by}, and this is its fork {os.getpid()}: {remedy}")
         self.opened_by = opened_by
 
 

@@ -99,6 +99,17 @@ def _listening(number: signal.Signals, call: Callable[[], None]) -> Iterator[Non
             signal.signal(number, listeners.before)
 
 
+def _give_back() -> None:
+    """Let a fork have each signal as it was before, as the loop that would be told does not run there."""
+    for number in (*STOPS, signal.SIGHUP):
+        listeners: Any = signal.getsignal(number)
+        if isinstance(listeners, _Listeners):
+            signal.signal(number, listeners.before)
+
+
+os.register_at_fork(after_in_child=_give_back)
+
+
 def _is_main_task() -> bool:
     """Whether the current task is that of `asyncio.run`, whose handler of SIGINT knows it."""
     handler: Any = signal.getsignal(signal.SIGINT)

@@ -12,7 +12,7 @@ goes to the dead letters. A process that dies leaves its messages unacknowledged
 those that were committed, and only the others have an effect.
 """
 
-import os
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -32,7 +32,8 @@ from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, note_queue, tell_left_behind, warn_of_single_batches
-from relay.errors import BrokerUnavailableError, ConfigurationError, ForkedError, QueueMissingError
+from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
+from relay.forks import Opened
 from relay.logger import get_logger
 from relay.stopping import cut_after, shared_signals
 
@@ -84,7 +85,7 @@ class Consumer:
         self._was_ready = False
         self._connection: Connection | None = None  # the present one, or the last
         self._failures = 0  # of the broker, since the consumer was last ready
-        self._process: int | None = None  # in which it has run
+        self._opened = Opened(f"the consumer of {queue!r}")  # by `run`
 
     @property
     def prefetch(self) -> int:
@@ -108,6 +109,8 @@ class Consumer:
             "delivery": setup.stalls.reason,
             "consumer": "draining: it was told to stop" if setup.stop.is_set() else None,
         }
+        if (refusal := self._opened.refusal) is not None:
+            told["consumer"] = str(refusal)
         if (seconds := setup.session.silent_for) > setup.work.stall_after:
             told["database"] = f"it has not answered for {seconds:.0f} s"
         return {part: reason for part, reason in told.items() if reason}
@@ -128,13 +131,23 @@ class Consumer:
         )
 
     async def ready_count(self) -> int | None:
-        """Ask the broker how many messages wait in the queue, those with consumers not counted; None: nobody knows."""
+        """Ask the broker how many messages wait in the queue, those with consumers not counted; None: nobody knows.
+
+        Raises:
+            ForkedError: as `run` does.
+        """
+        self._opened.refuse_fork()
         if self._connection is None or self._connection.is_lost:
             return None
         return await ready_count(self._connection, self.queue, self.setup.broker.connect_timeout)
 
     def stop(self) -> None:
-        """Drain and let `run` return; a second call does not wait for the running transactions."""
+        """Drain and let `run` return; a second call does not wait for the running transactions.
+
+        Raises:
+            ForkedError: as `run` does.
+        """
+        self._opened.refuse_fork()
         if self.setup.stop.is_set():
             self.setup.stop_at_once.set()
         self.setup.stop.set()
@@ -143,7 +156,11 @@ class Consumer:
         """Read the URLs again that come from files, as at SIGHUP; the next connections use them.
 
         The log names a file that cannot be read or used (`secret.not_renewed`). Open connections stay.
+
+        Raises:
+            ForkedError: as `run` does.
         """
+        self._opened.refuse_fork()
         read_again(self.setup.broker.url, *self.setup.inbox.urls)
 
     async def run(self, *, signals: bool | None = None) -> None:
@@ -158,9 +175,8 @@ class Consumer:
                 ConfigurationError: at the start. Once it has been ready, it waits for these to heal.
             ForkedError: it has run in another process, of which this is a fork.
         """
-        if self._process is not None and self._process != os.getpid():
-            raise ForkedError(f"the consumer of {self.queue!r}", self._process)
-        self._process = os.getpid()
+        self._opened.refuse_fork()
+        self._opened.note(asyncio.get_running_loop())
         setup = self.setup
         with shared_signals(self.stop, reload=self.reload, wanted=signals):
             try:

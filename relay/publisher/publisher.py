@@ -1,22 +1,22 @@
 """The durable publisher: what applications open, and what works while it is open."""
 
 import asyncio
-import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from math import inf
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from relay.backoff import wait_for_event
 from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings, Url, settings_of
 from relay.engine.health import Health
 from relay.engine.send.broker_link import BrokerLink
-from relay.errors import ConfigurationError, ForkedError, NotAcceptedError
+from relay.errors import ConfigurationError, NotAcceptedError
+from relay.forks import Opened
 from relay.outbox.errors import FieldError
 from relay.outbox.event import Event
 from relay.publisher.buffer import Buffer
@@ -75,9 +75,9 @@ class DurablePublisher:
         self._buffer: Buffer | None = None
         self._path: DeliveryPath | None = None
         self._running: AbstractAsyncContextManager[None] | None = None
-        self._process = 0  # that has opened it
+        self._opened = Opened(f"the durable publisher {name!r}")
 
-    async def publish(self, event: Event) -> None:
+    def publish(self, event: Event) -> Coroutine[Any, Any, None]:
         """Return when the event is accepted: confirmed by the broker, or committed in the buffer.
 
         Several calls at once go out together; those of one key in the order of the calls. Being cancelled leaves open
@@ -85,13 +85,17 @@ class DurablePublisher:
 
         Raises:
             EventError: the outbox would refuse the event; nothing was sent.
-            ForkedError: this process is a fork of the one that opened the publisher; nothing was sent.
+            ForkedError: this process is a fork of the one that opened the publisher; nothing was sent. By the call, and
+                not by what it returns: the event loop may have been in a thread, which a fork does not have.
             NotAcceptedError: neither the broker nor the buffer took it within `database.command_timeout`, or the
                 publisher is closed. The same event may be published again.
         """
+        self._opened.refuse_fork()
+        return self._publish(event)
+
+    async def _publish(self, event: Event) -> None:
         if self._path is None:
             raise NotAcceptedError("the publisher is not open: use it by `async with`")
-        self._refuse_fork()
         if event.available_at is not None:
             raise FieldError(event, "available_at", "is for `relay.outbox.add`: a durable publisher sends at once")
         entry = Entry.of(event, self._settings.relay.max_message_bytes)
@@ -101,10 +105,8 @@ class DurablePublisher:
     @property
     def state(self) -> PublisherState:
         """What it does at this moment, and what is in its way."""
-        if self._is_forked:
-            return PublisherState(
-                Mode.BUFFERED, 0, 0, 0, (f"opened by process {self._process}, of which this is a fork",)
-            )
+        if (refusal := self._opened.refusal) is not None:
+            return PublisherState(Mode.BUFFERED, 0, 0, 0, (str(refusal),))
         if (path := self._path) is None or self._buffer is None:
             return PublisherState(Mode.BUFFERED, 0, 0, 0, ("not open",))
         reasons = (*self._health.reasons, *self._buffer.reasons)
@@ -114,17 +116,27 @@ class DurablePublisher:
         """Read the URLs again that come from files, for a handler of SIGHUP; the next connections use them.
 
         The log names a file that cannot be read or used (`secret.not_renewed`). Open connections stay.
+
+        Raises:
+            ForkedError: as `publish` does.
         """
+        self._opened.refuse_fork()
         read_again(self._settings.broker.url, *([self._settings.database.url] if self._file is None else []))
 
-    async def close(self) -> None:
+    def close(self) -> Coroutine[Any, Any, None]:
         """Take no more events, and return when all that were taken are accepted.
 
         What is under way may be confirmed within `relay.drain_timeout`; the rest is in the buffer then. What the buffer
         does not take within `GOODBYES` is refused (`NotAcceptedError`) at the end of the block.
+
+        Raises:
+            ForkedError: as `publish` does.
         """
+        self._opened.refuse_fork()
+        return self._close()
+
+    async def _close(self) -> None:
         if self._path is not None and self._buffer is not None:
-            self._refuse_fork()
             self._buffer.stop()
             await self._path.close(self._settings.relay.drain_timeout)
 
@@ -135,7 +147,7 @@ class DurablePublisher:
             DatabaseUnavailableError, SchemaError, AccessError: the table cannot be used as the buffer.
             BusyError, BufferFileError: the file cannot. The broker need not be there.
         """
-        self._process = os.getpid()
+        self._opened.note(asyncio.get_running_loop())
         self._running = self._run()
         await self._running.__aenter__()
         return self
@@ -143,18 +155,10 @@ class DurablePublisher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_forked:
+        if self._opened.refusal is not None:
             return  # the parent closes it
         assert self._running is not None, "it was entered"  # noqa: S101
         await self._running.__aexit__(kind, error, trace)
-
-    @property
-    def _is_forked(self) -> bool:
-        return self._path is not None and self._process != os.getpid()
-
-    def _refuse_fork(self) -> None:
-        if self._is_forked:
-            raise ForkedError(f"the durable publisher {self.name!r}", self._process)
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[None]:

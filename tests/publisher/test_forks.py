@@ -26,7 +26,7 @@ def run_forking(place: DatabaseSettings | Path, broker: BrokerSettings, child: s
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("child", ["own", "parents", "forgets"])
+@pytest.mark.parametrize("child", ["own", "parents", "forgets", "closes"])
 async def test_a_fork_is_refused_at_once_and_its_parent_goes_on(
     place: DatabaseSettings | Path, broker: BrokerSettings, queue: Reader, child: str
 ) -> None:

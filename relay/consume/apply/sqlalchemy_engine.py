@@ -1,13 +1,19 @@
 """The engine of SQLAlchemy with which an application made an inbox."""
 
-from sqlalchemy import Engine
+import os
+from weakref import WeakKeyDictionary, WeakSet
+
+from sqlalchemy import Engine, Pool
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 from sqlalchemy.pool import QueuePool
 
-from relay.errors import ConfigurationError
+from relay.errors import ConfigurationError, ForkedError
 
 UNLIMITED = -1  # `max_overflow` of a pool
+
+ENGINES: WeakSet[Engine] = WeakSet()  # of the inboxes of this process
+INHERITED: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # pools with connections of the parent, and its id
 
 
 def engine_of(target: object) -> Engine | AsyncEngine:
@@ -30,7 +36,25 @@ def engine_of(target: object) -> Engine | AsyncEngine:
         raise ConfigurationError(
             f"the engine of an inbox is one of postgresql+psycopg, not of {engine.dialect.name}+{engine.dialect.driver}"
         )
+    ENGINES.add(engine.sync_engine if isinstance(engine, AsyncEngine) else engine)
     return engine
+
+
+def refuse_inherited(pool: Pool) -> None:
+    """Raise ForkedError if the pool has connections that a parent of this process has opened."""
+    if (parent := INHERITED.get(pool)) is not None:
+        remedy = "call its dispose(close=False) in each process, after the fork"
+        raise ForkedError("the pool of the inbox's engine", parent, remedy)
+
+
+def _note_inherited() -> None:
+    for engine in ENGINES:
+        pool = engine.pool
+        if isinstance(pool, QueuePool) and pool.checkedin() + pool.checkedout():
+            INHERITED[pool] = os.getppid()
+
+
+os.register_at_fork(after_in_child=_note_inherited)
 
 
 def require_connections(target: object, count: int) -> None:

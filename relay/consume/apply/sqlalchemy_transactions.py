@@ -19,7 +19,7 @@ from sqlalchemy.orm import sessionmaker
 
 from relay.consume.apply.handlers import Handlers, call, call_async
 from relay.consume.apply.inbox import Admission, Inbox
-from relay.consume.apply.sqlalchemy_engine import engine_of
+from relay.consume.apply.sqlalchemy_engine import engine_of, refuse_inherited
 from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions
 from relay.database import is_refusal, one_line
 from relay.errors import ConfigurationError, DatabaseUnavailableError
@@ -62,6 +62,7 @@ class AlchemyAsync(AsyncTransactions):
         self._outer: AsyncConnection | None = None
 
     async def open(self) -> None:
+        refuse_inherited(self._engine.pool)
         await self.close()
         try:
             async with asyncio.timeout(self._inbox.statement_timeout):
@@ -113,6 +114,7 @@ class AlchemyThread(ThreadTransactions):
         self._outer: Connection | None = None
 
     async def open(self) -> None:
+        refuse_inherited(self._engine.pool)
         await self.close()
         await asyncio.to_thread(self._open)
 

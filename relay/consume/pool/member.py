@@ -32,6 +32,7 @@ from relay.consume.pool.member_connection import MemberConnection
 from relay.consume.pool.policy import Partition, PoolPolicy
 from relay.consume.startup import check_inbox, keep_up, note_queue, tell_left_behind, warn_of_single_batches
 from relay.errors import ConfigurationError, DatabaseUnavailableError
+from relay.forks import Opened
 from relay.logger import get_logger
 from relay.stopping import cut_after, shared_signals
 
@@ -83,6 +84,8 @@ class PartitionedConsumer:
         broker = broker.model_copy(update={"heartbeat": min(broker.heartbeat, math.ceil(pool.check_in_timeout))})
         self.queue = queue
         self.member = pool.member or f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
+        self._opened = Opened(f"the member {self.member!r} of a pool")
+        self._opened.note()  # now: its forks would all be of this name
         work = replace(work, concurrency=1)
         consumer = Consumer(queue, handlers, inbox=inbox, broker=broker, failures=failures, work=work, declare=declare)
         self._setup = consumer.setup
@@ -132,7 +135,12 @@ class PartitionedConsumer:
         )
 
     async def ready_count(self) -> int | None:
-        """Return how many messages wait in the queues of its partitions; None: nobody knows."""
+        """Return how many messages wait in the queues of its partitions; None: nobody knows.
+
+        Raises:
+            ForkedError: as `run` does.
+        """
+        self._opened.refuse_fork()
         counts = [await self._connection.ready_count(each.setup.queue) for each in list(self._holdings.values())]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
@@ -149,10 +157,17 @@ class PartitionedConsumer:
             "partitions": next(filter(None, (each.hindrance for each in self._holdings.values())), None),
             "consumer": "draining: it was told to stop" if setup.stop.is_set() else None,
         }
+        if (refusal := self._opened.refusal) is not None:
+            told["consumer"] = str(refusal)
         return {part: reason for part, reason in told.items() if reason}
 
     def stop(self) -> None:
-        """Let all partitions go, and `run` return; a second call does not wait for the running transactions."""
+        """Let all partitions go, and `run` return; a second call does not wait for the running transactions.
+
+        Raises:
+            ForkedError: as `run` does.
+        """
+        self._opened.refuse_fork()
         if self._setup.stop.is_set():
             for holding in self._holdings.values():
                 holding.setup.stop_at_once.set()
@@ -163,7 +178,11 @@ class PartitionedConsumer:
         """Read the URLs again that come from files, as at SIGHUP; the next connections use them.
 
         The log names a file that cannot be read or used (`secret.not_renewed`). Open connections stay.
+
+        Raises:
+            ForkedError: as `run` does.
         """
+        self._opened.refuse_fork()
         read_again(self._setup.broker.url, *self._setup.inbox.urls)
 
     async def run(self, *, signals: bool | None = None) -> None:
@@ -178,7 +197,10 @@ class PartitionedConsumer:
                 for these to heal.
             ConfigurationError: the broker refuses the queue of a partition, and the member has consumed no partition
                 yet.
+            ForkedError: it was made in another process, of which this is a fork.
         """
+        self._opened.refuse_fork()
+        self._opened.note(asyncio.get_running_loop())
         setup = self._setup
         with shared_signals(self.stop, reload=self.reload, wanted=signals):
             try:
