@@ -24,6 +24,7 @@ from relay.scrub import Known
 from tests.support import postgres as postgres_programs
 from tests.support.given import given_postgres, given_rabbitmq
 from tests.support.java import java_home
+from tests.support.log import log_as_before
 from tests.support.postgres import NEWEST, OLDEST, PostgresServer
 from tests.support.rabbitmq import RabbitServer
 from tests.support.template import template_of
@@ -82,6 +83,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpar
 def _forgotten_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide no password of one test in another test's output."""
     monkeypatch.setattr("relay.scrub._known", Known())
+
+
+@pytest.fixture(autouse=True)
+def _log_of_this_test() -> Iterator[None]:
+    """Let no test log to what another one has set up."""
+    with log_as_before():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,19 +2,16 @@
 
 import contextlib
 import io
-import logging
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-import structlog
-
 from relay.cli.command import run_command
+from tests.support.log import log_as_before
 
 RELAY = Path(sys.executable).with_name("relay")
 PASSWORD = "hunter2"  # in every URL of these tests; no output may repeat it
@@ -48,7 +45,7 @@ class Command:
             contextlib.chdir(self.folder),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
-            _log_as_before(),
+            log_as_before(),
         ):
             code = run_command(arguments)
         return _without_leaks(Result(code, out.getvalue(), err.getvalue()))
@@ -81,26 +78,6 @@ class Command:
                 yield process
             finally:
                 process.kill()
-
-
-@contextlib.contextmanager
-def _log_as_before() -> Iterator[None]:
-    """Undo what a command changes in its process: the log, and how tracebacks are shown."""
-    root, ours, last = logging.getLogger(), logging.getLogger("relay"), logging.lastResort
-    levels, handlers = (root.level, ours.level), root.handlers
-    formatter = None if last is None else last.formatter
-    hooks = (sys.excepthook, threading.excepthook)
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)
-        root.handlers = handlers
-        for logger, level in zip((root, ours), levels, strict=True):
-            logger.setLevel(level)
-        if last is not None:
-            last.setFormatter(formatter)
-        sys.excepthook, threading.excepthook = hooks
-        structlog.reset_defaults()
 
 
 def _without_leaks(result: Result) -> Result:

@@ -5,8 +5,6 @@ import io
 import json
 import logging
 import re
-import warnings
-from collections.abc import Iterator
 from typing import Literal
 
 import aio_pika
@@ -24,18 +22,6 @@ from tests.support.rabbitmq import RabbitServer
 from tests.support.terminal import UNPRINTABLE, Terminal
 
 URL = "amqp://relay:hunter2@broker/"
-
-
-@pytest.fixture(autouse=True)
-def _log_as_before() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("relay")
-    before = (root.handlers, root.level, ours.level, warnings.showwarning)
-    yield
-    logging.captureWarnings(False)
-    root.handlers = before[0]
-    root.setLevel(before[1])
-    ours.setLevel(before[2])
-    structlog.reset_defaults()
 
 
 def test_an_event_is_one_json_object_a_line() -> None:
