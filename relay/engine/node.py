@@ -143,7 +143,7 @@ class Node:
             self._publisher, self._delivered, self._health, settings.relay, session=lambda: self._session
         )
         self._tail: Tail | None = None
-        self._seen = 0  # the highest id of a row that was read, in whichever session
+        self._seen = 0  # the highest id of a row that was read, in whichever session, or that a former relay has saved
         self._losses: dict[str, int] = Counter()  # of database sessions, by reason
         self._sweep_finds = 0  # of earlier sessions' tails
         self._ready = False
@@ -297,7 +297,7 @@ class Node:
                 await held.load(taken)
             await quarantine.load()
 
-        floors = Floors(session, tail, retry)
+        floors = Floors(session, tail, retry, note_seen=self._note_seen)
         lanes = Lanes(session, tail, self._publisher, floors=floors, health=self._health, learn=learn)
         membership = Membership(
             session,
@@ -333,6 +333,9 @@ class Node:
             for task in (*beside, announcing):
                 task.cancel()
         await membership.leave()
+
+    def _note_seen(self, saved: int) -> None:
+        self._seen = max(self._seen, saved)
 
     def _note_read(self, given: int, highest: int) -> None:
         """Notice a database that was set back, as by a restored backup: fewer ids were given than rows were seen."""

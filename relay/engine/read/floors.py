@@ -8,7 +8,7 @@ running. A statement that makes a row pending again also makes it due, or counts
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from psycopg.sql import SQL
 
@@ -26,7 +26,7 @@ SAVE = SQL("""
 
 # A floor ends before rows that are due, or wait because they have failed. The order makes the planner read the index of
 # such rows: that of the lanes has the dead rows. A sequence that stands below the watermark was set back: then ids are
-# given again.
+# given again. No crash and no restore of a whole database does that: the log has the sequence before what is saved.
 LOAD = SQL("""
     WITH waiting AS MATERIALIZED (
         SELECT lane, id
@@ -35,22 +35,28 @@ LOAD = SQL("""
         ORDER BY available_at
     )
     SELECT lane, least(floor, (SELECT min(id) - 1 FROM waiting WHERE waiting.lane = saved.lane)), watermark, running,
-        since
+        since, watermark <= (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq)
     FROM {schema}.lane_floor AS saved
     WHERE lane = ANY (%(lanes)s::smallint[])
-        AND watermark <= (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq)
 """)
 
 SAVE_INTERVAL = 5.0  # seconds; at 30,000 rows a second the next session reads over 150,000 dead ones in 0.2 s
 
 
 class Floors:
-    """The floors of a session's lanes in the table `lane_floor`."""
+    """The floors of a session's lanes in the table `lane_floor`.
 
-    def __init__(self, session: LaneSession, tail: Tail, retry: Retry) -> None:
+    Args:
+        note_seen: called with the highest id that was given when a floor was saved, if fewer are given now.
+    """
+
+    def __init__(
+        self, session: LaneSession, tail: Tail, retry: Retry, *, note_seen: Callable[[int], None] = lambda _: None
+    ) -> None:
         self._session = session
         self._tail = tail
         self._retry = retry
+        self._note_seen = note_seen
         self._saved: dict[int, LaneFloor] = {}
 
     async def keep(self) -> None:
@@ -84,7 +90,10 @@ class Floors:
         """Return the floors of lanes that this session has locked, and not read yet."""
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(LOAD), {"lanes": array_text(lanes)})
-            return {
-                lane: LaneFloor(floor, watermark, dict(zip(running, since, strict=True)))
-                for lane, floor, watermark, running, since in await cursor.fetchall()
-            }
+            floors = {}
+            for lane, floor, watermark, running, since, is_true in await cursor.fetchall():
+                if is_true:
+                    floors[lane] = LaneFloor(floor, watermark, dict(zip(running, since, strict=True)))
+                else:
+                    self._note_seen(watermark)
+            return floors
