@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from relay.engine.row import Row
 from relay.engine.send.publisher import Publisher
 from relay.publisher.entry import Entry
 
@@ -27,6 +28,9 @@ class Buffer(Protocol):
     @property
     def publisher(self) -> Publisher | None:
         """Sends its rows, if that is ours to do and by the same link."""
+
+    def lets_go(self, row: Row) -> bool:
+        """Whether nothing is kept of a row that no queue is bound for, by the `unroutable` of its route."""
 
     async def open(self) -> None:
         """Make it ready; raises OutboxError when it cannot be a buffer."""

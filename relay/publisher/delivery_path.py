@@ -170,7 +170,8 @@ class DeliveryPath:
         """Act on what became of an event on the direct way, and let the next of its key go."""
         key = entry.row.key
         behind = deque[Entry]() if key is None else self._busy.pop(key)
-        if outcome is Outcome.CONFIRMED:
+        is_let_go = outcome is Outcome.RETURNED and self._buffer.lets_go(entry.row)
+        if outcome is Outcome.CONFIRMED or is_let_go:
             self.confirmed += 1
             self._accept(entry)
         elif outcome is Outcome.UNSENDABLE:  # from the buffer it could not be sent either

@@ -15,10 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from relay.backoff import backoff, wait_for_event
-from relay.config.settings import KeyPolicy, Ordering, RelaySettings
+from relay.config.settings import KeyPolicy, Ordering, Settings, Unroutable
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.row import Fault
+from relay.engine.row import Fault, Row
 from relay.engine.send.publisher import Publisher
+from relay.engine.send.routes import Router
 from relay.errors import BufferFileError, NotAcceptedError
 from relay.logger import get_logger
 from relay.publisher.buffer import Left
@@ -41,10 +42,12 @@ class FileBuffer:
         publisher: has the rows that were read; a link attaches its wire to it.
     """
 
-    def __init__(self, path: Path, settings: RelaySettings) -> None:
+    def __init__(self, path: Path, settings: Settings) -> None:
         self._file = File(path)
-        self._settings = settings
-        self.publisher = Publisher(DeliveryPolicy.of(Ordering.KEY, KeyPolicy.HOLD), settings.max_in_flight)
+        self._settings = settings.relay
+        self._router = Router.of(settings)
+        policy = DeliveryPolicy.of(Ordering.KEY, KeyPolicy.HOLD)
+        self.publisher = Publisher(policy, self._settings.max_in_flight, unroutable=self._unroutable)
         self._read: dict[int, Stored] = {}  # under way, by the row's id
         self._after = 0  # up to this position was read what may go
         self._confirmed: list[Stored] = []  # and not yet deleted
@@ -59,6 +62,14 @@ class FileBuffer:
         more = len(self._refused) - len(told)
         failure = [f"{self._file.path}: {self._failure}"] if self._failure else []
         return [*failure, *told, *([f"{more} more messages are refused"] if more else [])]
+
+    def lets_go(self, row: Row) -> bool:
+        return self._unroutable(row) is Unroutable.SENT
+
+    def _unroutable(self, row: Row) -> Unroutable:
+        """Return what becomes of a row: a file has no place for one that is discarded."""
+        kept = self._router.unroutable(row) is Unroutable.QUARANTINE
+        return Unroutable.QUARANTINE if kept else Unroutable.SENT
 
     async def open(self) -> None:
         await self._file.open()

@@ -196,7 +196,7 @@ class DurablePublisher:
 
     def _make_buffer(self) -> Buffer:
         if self._file is not None:
-            return FileBuffer(self._file, self._settings.relay)
+            return FileBuffer(self._file, self._settings)
         return TableBuffer(self._settings, self.name, embedded=self._embedded)
 
     async def _work(self, buffer: Buffer, path: DeliveryPath, link: BrokerLink, closed: asyncio.Event) -> None:

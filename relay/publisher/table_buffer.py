@@ -11,9 +11,11 @@ from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Identifier, Literal
 
 from relay.backoff import backoff
-from relay.config.settings import Settings
+from relay.config.settings import Settings, Unroutable
 from relay.database import connect_async, is_unreplicated, one_line
 from relay.engine.health import Health
+from relay.engine.row import Row as EngineRow
+from relay.engine.send.routes import Router
 from relay.engine.session.session import SESSION_LOST
 from relay.errors import AccessError, CommitUnknownError, DatabaseUnavailableError, NotAcceptedError, SchemaError
 from relay.outbox.insert import copy_async
@@ -55,6 +57,7 @@ class TableBuffer:
     def __init__(self, settings: Settings, writer: str, *, embedded: bool) -> None:
         self._database = settings.database
         self._writer = writer
+        self._router = Router.of(settings)
         self._relay = EmbeddedRelay(settings) if embedded else None
         self._health = Health()
         self._connection: psycopg.AsyncConnection | None = None
@@ -67,6 +70,9 @@ class TableBuffer:
         stuck = f"{self._stuck} rows are parked, in quarantine, or behind such a row: `relay status` tells why"
         relay = self._relay.reasons if self._relay is not None else ()
         return (*self._health.reasons, *([stuck] if self._stuck else []), *relay)
+
+    def lets_go(self, row: EngineRow) -> bool:
+        return self._router.unroutable(row) is Unroutable.SENT  # what is discarded stays in the table
 
     async def open(self) -> None:
         schema = self._database.schema_name

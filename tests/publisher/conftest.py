@@ -1,12 +1,12 @@
 """A publisher with each kind of buffer, and a broker that can be taken from it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings
+from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route
 from relay.publisher import DurablePublisher
 from tests.engine.conftest import channel, outbox, queue, run_node
 from tests.support.proxied import proxied, with_port
@@ -48,9 +48,9 @@ def publisher(place: DatabaseSettings | Path, broker: BrokerSettings, proxy: Fau
     It drains what it buffers itself.
     """
 
-    def make(confirm_timeout: float = 30.0, **relay: Any) -> DurablePublisher:
+    def make(confirm_timeout: float = 30.0, routes: Sequence[Route] = (), **relay: Any) -> DurablePublisher:
         settings = RelaySettings(**{**QUICK, **relay})
         far = with_port(broker, proxy.port).model_copy(update={"confirm_timeout": confirm_timeout})
-        return DurablePublisher(place, broker=far, name="sensors", relay=settings, embedded=True)
+        return DurablePublisher(place, broker=far, name="sensors", routes=routes, relay=settings, embedded=True)
 
     return make

@@ -7,6 +7,7 @@ import pytest
 from aio_pika.abc import AbstractChannel
 from pamqp.commands import Basic
 
+from relay.config.settings import Route, Unroutable
 from relay.errors import EventError, NotAcceptedError
 from relay.outbox import Event
 from relay.publisher import DurablePublisher, Mode
@@ -158,6 +159,39 @@ async def test_an_event_that_no_queue_gets_waits_with_its_key_and_is_shown(
     message = await late.get(no_ack=True)
     assert message is not None
     assert message.message_id == str(lost.message_id)
+    assert first_of_each(await queue.drain(1)) == {"a": behind}
+
+
+UNWANTED = {"exchange": "", "routing_key": "nowhere"}
+
+
+async def test_an_event_that_no_queue_gets_is_accepted_at_once_if_its_route_says_sent(
+    publisher: Open, queue: Reader
+) -> None:
+    route = Route(event_type="Measured", exchange="outbox", unroutable=Unroutable.SENT)
+    async with publisher(routes=[route]) as sensors:
+        await eventually(lambda: is_direct(sensors), "nothing is in the buffer")
+        await sensors.publish(measured(1, "a", **UNWANTED))
+        behind = await publish_all(sensors, [2], "a")
+
+        assert (sensors.state.mode, sensors.state.buffered) == (Mode.DIRECT, 0)
+
+    assert first_of_each(await queue.drain(1)) == {"a": behind}
+
+
+@pytest.mark.parametrize("unroutable", [Unroutable.SENT, Unroutable.DISCARD])
+async def test_a_buffered_event_that_no_queue_gets_holds_up_nothing_if_its_route_says_so(
+    unroutable: Unroutable, publisher: Open, queue: Reader, proxy: FaultProxy
+) -> None:
+    proxy.refusing = True
+    route = Route(event_type="Measured", exchange="outbox", unroutable=unroutable)
+    async with publisher(routes=[route]) as sensors:
+        await sensors.publish(measured(1, "a", **UNWANTED))
+        behind = await publish_all(sensors, [2], "a")
+
+        proxy.refusing = False
+        await eventually(lambda: is_direct(sensors), "the buffer is drained")
+
     assert first_of_each(await queue.drain(1)) == {"a": behind}
 
 
