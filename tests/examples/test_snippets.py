@@ -34,7 +34,7 @@ async def test_the_readme_leads_from_no_tables_to_applied_messages(
 ) -> None:
     """With what it and the pages behind it say, and nothing else: no exchange, queue or table is there before."""
     by_psycopg, consumer = snippets("README.md")
-    (by_alchemy,), (publisher,) = snippets("docs/write.md"), snippets("docs/publisher.md")
+    (by_alchemy,), (publisher, *_) = snippets("docs/write.md"), snippets("docs/publisher.md")
     empty_url = empty_database.url.get_secret_value()
     (tmp_path / "relay.toml").write_text(snippets("README.md", "toml")[0])
     environment = {**os.environ, "RELAY_DATABASE_URL": empty_url, "RELAY_BROKER_URL": broker_url}
