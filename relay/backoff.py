@@ -12,12 +12,13 @@ Result = TypeVar("Result")
 PHASE = random.random()  # noqa: S311  (nothing to do with secrets)
 
 
-def backoff(attempt: int, initial: float, maximum: float) -> float:
-    """Return the seconds to wait after the `attempt`-th failure (1, 2, ...): doubling, bounded, with jitter.
+def backoff(attempt: int, initial: float, maximum: float, *, multiplier: float = 2.0) -> float:
+    """Return the seconds to wait after the `attempt`-th failure (1, 2, ...): growing, bounded, with jitter.
 
     At least half of the step, so that a burst of failures neither returns at once nor all together.
     """
-    return longest_wait(attempt, initial, maximum) * random.uniform(0.5, 1.0)  # noqa: S311  (nothing to do with secrets)
+    step = longest_wait(attempt, initial, maximum, multiplier=multiplier)
+    return step * random.uniform(0.5, 1.0)  # noqa: S311  (nothing to do with secrets)
 
 
 def longest_wait(attempt: int, initial: float, maximum: float, *, multiplier: float = 2.0) -> float:

@@ -1,9 +1,10 @@
-"""Rows that wait for the answer about their exchange leave in order per key, each once, and no row is lost."""
+"""Rows that wait for an answer about their exchange, or in line for a full queue, leave in order per key, each once."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import cast
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import example, given, settings
 from relay.config.settings import KeyPolicy, Ordering
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Key, Outcome, Row, Settled
-from relay.engine.send import exchange_checks, wire
+from relay.engine.send import backpressure, exchange_checks, publisher, wire
 from relay.engine.send.probe import Prober
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
@@ -172,6 +173,14 @@ class Broker:
             self.left.append(row)
         self.publisher.settle(Settled((row,), Outcome.CONFIRMED))
 
+    def refuse(self) -> None:
+        """Refuse the first message that is under way: its queue is full."""
+        if self.wire.open:
+            row = self.wire.open.pop(0)
+            self.again.add(row.id)
+            self.refused.add(row.id)
+            self.publisher.settle(Settled((row,), Outcome.NACKED))
+
     def write(self) -> None:
         """Do what the marker does."""
         confirmed, faulty = self.publisher.take_settled()
@@ -205,9 +214,12 @@ class Broker:
                 self.missing.add(b"e3")
             case "abandon":
                 await self.abandon()
+            case "sleep":
+                await asyncio.sleep(0)  # a wait after a refusal is over
             case _:
                 {
                     "take": self.take,
+                    "refuse": self.refuse,
                     "write": self.write,
                     "close": self.close_channel,
                     "lose": self.lose_connection,
@@ -256,6 +268,7 @@ POLICIES = [
 
 
 STEPS = (
+    *("refuse", "refuse", "sleep"),
     *("offer", "offer", "take", "take", "answer", "answer", "answer_late", "write", "close", "lose", "connect"),
     *("connect", "abandon", "leave", "fence", "mend", "delete"),
 )
@@ -298,9 +311,11 @@ def test_rows_of_a_key_leave_in_order_and_none_is_lost(
             broker.take()
             broker.write()
             broker.look()
+            await asyncio.sleep(0)
         return broker
 
-    broker = asyncio.run(run())
+    with patch.object(backpressure, "WAIT", 0.0), patch.object(publisher, "NACK_BACKOFF", 0.0):
+        broker = asyncio.run(run())
 
     assert len(broker.publisher.queue) == broker.publisher.in_flight == 0
     left, aside = [row.id for row in broker.left], [row.id for row in broker.aside]

@@ -17,10 +17,12 @@ from relay.backoff import backoff
 from relay.config.settings import Unroutable
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Blame, Fault, Key, Outcome, Row, Settled, key_of
+from relay.engine.send.backpressure import Backpressure
 from relay.engine.send.exchange_checks import Checked, ExchangeChecks
 from relay.engine.send.probe import Prober
 from relay.engine.send.repeats import Repeats
 from relay.engine.send.resend_timer import ResendTimer
+from relay.engine.send.routes import Router
 from relay.engine.send.wire import Wire, names_address
 from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
@@ -65,7 +67,7 @@ class Publisher:
         self._taken: list[Row] = []  # confirmed, and being marked
         self._unmarked = Unmarked()
         self._stopped = False
-        self.queue = SendQueue(policy, self.pump, self._refuse)
+        self.queue = SendQueue(policy, max_in_flight, self.pump, self._refuse)
         self.in_flight = 0
         self.failures: dict[Outcome, int] = {outcome: 0 for outcome in Outcome if outcome is not Outcome.CONFIRMED}
         self.unroutable: dict[Unroutable, int] = dict.fromkeys(Unroutable, 0)
@@ -98,7 +100,7 @@ class Publisher:
         """Send through this wire from now on; None while there is no connection."""
         self._wire = wire
         if wire is None:
-            self.queue.take_back_checked()
+            self.queue.take_back()
         self.pump()
 
     def attach_prober(self, prober: Prober | None) -> None:
@@ -112,6 +114,8 @@ class Publisher:
         settled = self.queue.suspects.judge(settled)
         if settled.outcome is not Outcome.CONFIRMED:
             self.failures[settled.outcome] += len(settled.rows)
+        if self.queue.backpressure.lines and settled.outcome is not Outcome.NACKED:
+            self.queue.backpressure.note(settled)
         match settled.outcome:
             case Outcome.CONFIRMED:
                 self._take_confirmed(settled.rows)
@@ -126,7 +130,7 @@ class Publisher:
             case Outcome.REJECTED | Outcome.UNSENDABLE:
                 self._blame(settled, Blame.ROW_FOR_GOOD)
             case Outcome.NACKED:
-                self.queue.put_later(settled.rows)
+                self._take_nacked(settled.rows)
             case Outcome.UNKNOWN | Outcome.SUSPECT:
                 # The broker may have taken them: a header tells the consumer that they may be repeats.
                 self._redelivered.update(row.id for row in settled.rows)
@@ -147,6 +151,12 @@ class Publisher:
             self._repeats.note_confirmed(rows, self._prober.router)
         if self._redelivered:
             self._redelivered.difference_update(row.id for row in rows)
+
+    def _take_nacked(self, rows: Sequence[Row]) -> None:
+        if self._prober is None:
+            self.queue.put_later(rows)
+        else:
+            self.queue.put_in_line(rows, self._prober.router)
 
     def _take_returned(self, returned: Settled) -> None:
         (row,) = returned.rows
@@ -250,7 +260,8 @@ class Publisher:
     def pump(self) -> None:
         """Send as many rows as there is room for. Call it when `may_send` may have become true."""
         wire, queue = self._wire, self.queue
-        if wire is None or not queue.ready or self._stopped or not self._may_send():
+        waiting = len(queue.ready) + len(queue.backpressure.due)
+        if wire is None or not waiting or self._stopped or not self._may_send():
             return
         if queue.alone and self._prober is not None:
             self._probe(self._prober)
@@ -258,12 +269,12 @@ class Publisher:
         if monotonic() < queue.live_until:
             limit = max(1, limit // LIVE_PART)
         ready = queue.ready
-        room = min(limit - self.in_flight + len(self._probing), len(ready))
-        if room > 0 and room >= min(len(ready), limit // REFILL):
-            if queue.checks.is_on and self._prober is not None:
+        room = limit - self.in_flight + len(self._probing)
+        if room > 0 and room >= min(waiting, limit // REFILL):
+            if (queue.checks.is_on or queue.backpressure.lines) and self._prober is not None:
                 rows = queue.take_checked(room, self._prober)
             else:
-                rows = [ready.popleft() for _ in range(room)]
+                rows = [ready.popleft() for _ in range(min(room, len(ready)))]
             if rows:
                 self.in_flight += len(rows)
                 wire.send(rows, self._redelivered)
@@ -286,18 +297,23 @@ class SendQueue:
     """The rows that were offered and are not in flight.
 
     Args:
+        max_in_flight: see `Publisher`.
         on_ready: called when rows have become ready by a timer, by the broker's answer or by `release_key`.
         on_refused: gets rows whose address the broker refuses, and the broker's words; the rows were not sent.
     Attributes:
         ready: the rows that may go now, in order; the publisher takes them from the left.
-        checks: while they are on, the publisher takes rows by `take_checked`.
+        checks, backpressure: while checks are on or lines exist, the publisher takes rows by `take_checked`.
         alone: ids of rows that go out alone on a channel.
         suspects: rows that go one at a time.
         live_until: until this moment (monotonic) a backlog gets a part of the room (`LIVE_PART`).
     """
 
     def __init__(
-        self, policy: DeliveryPolicy, on_ready: Callable[[], None], on_refused: Callable[[Sequence[Row], str], None]
+        self,
+        policy: DeliveryPolicy,
+        max_in_flight: int,
+        on_ready: Callable[[], None],
+        on_refused: Callable[[Sequence[Row], str], None],
     ) -> None:
         self._policy = policy
         self._by_key = policy.one_at_a_time
@@ -308,6 +324,7 @@ class SendQueue:
         self._resends = ResendTimer(self._due)
         self._nacks: dict[int, int] = {}  # id -> times
         self.checks = ExchangeChecks(self._checked)
+        self.backpressure = Backpressure(max_in_flight, by_key=self._by_key, on_due=on_ready)
         self.alone: set[int] = set()
         self.ready: deque[Row] = deque()
         self.suspects = Suspects()
@@ -315,7 +332,7 @@ class SendQueue:
 
     def __len__(self) -> int:
         """Return how many rows may go now, after a wait or after a check, without rows behind a row of their key."""
-        return len(self.ready) + len(self._resends) + len(self.checks)
+        return len(self.ready) + len(self._resends) + len(self.checks) + len(self.backpressure)
 
     def offer(self, rows: Iterable[Row], behind: Collection[int]) -> None:
         """Take over rows; the rows of one lane must come in id order.
@@ -364,18 +381,25 @@ class SendQueue:
         return found
 
     def take_checked(self, room: int, prober: Prober) -> list[Row]:
-        """Return up to `room` ready rows whose exchange works; those of unknown exchanges wait for an answer."""
+        """Return up to `room` ready rows that may go.
+
+        Rows of unknown exchanges wait for an answer, and rows of addresses that refuse wait in line.
+        """
         self.checks.end_if_quiet()
-        taken: list[Row] = []
+        taken = self.backpressure.take(room)
         while self.ready and len(taken) < room:
             row = self.ready.popleft()
-            if self.checks.lets_go(row, prober):
+            if self.checks.is_on and not self.checks.lets_go(row, prober):
+                continue
+            address = prober.router.address(row)
+            if self.backpressure.lets_go(row, address, was_refused=row.id in self._nacks):
                 taken.append(row)
         return taken
 
-    def take_back_checked(self) -> None:
-        """Make the rows that wait for an answer ready again, as earlier rows in flight may come back."""
-        self.ready.extendleft(reversed(self.checks.take_back()))
+    def take_back(self) -> None:
+        """Make the rows that wait for an answer or in line ready again, as earlier rows in flight may come back."""
+        self.put_first(self.checks.take_back())
+        self.put_first(self.backpressure.take_back())
 
     def _checked(self, checked: Checked) -> None:
         free, behind = checked.free, checked.behind
@@ -400,6 +424,15 @@ class SendQueue:
     def put_first(self, rows: Sequence[Row]) -> None:
         """Send these rows before all others."""
         self.ready.extendleft(reversed(rows))
+
+    def put_in_line(self, rows: Iterable[Row], router: Router) -> None:
+        """Send these rows, which the broker refused for now, as soon as it takes rows for their address again."""
+        for row in rows:
+            times = self._nacks.get(row.id, 0)
+            if self.backpressure.refuse(row, router.address(row), again=times > 0):
+                self._nacks[row.id] = times + 1
+            else:
+                self.put_later((row,))
 
     def put_later(self, rows: Iterable[Row]) -> None:
         """Send these rows, which the broker refused for now, after a wait that grows with each refusal."""
@@ -443,7 +476,7 @@ class SendQueue:
 
     def withdraw(self, matches: Callable[[Row], bool]) -> Withdrawn:
         """Remove and return the rows that match, with the rows behind them if a row that is put away holds its key."""
-        self.take_back_checked()
+        self.take_back()
         heads = [row for row in self.ready if matches(row)]
         if heads:
             self.ready = deque(row for row in self.ready if not matches(row))
@@ -476,6 +509,7 @@ class SendQueue:
     def drop_unsent(self) -> None:
         """Forget the rows that might go now or later."""
         self.checks.take_back()
+        self.backpressure.clear()
         self.ready.clear()
         self._resends.clear()
         self.alone.clear()

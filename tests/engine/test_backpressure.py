@@ -1,0 +1,101 @@
+"""Rows of an address that refuses wait in line; the wire here is a list, so that each outcome can be chosen."""
+
+from typing import cast
+
+import pytest
+
+from relay.engine.row import Outcome, Row, Settled
+from relay.engine.send import backpressure
+from relay.engine.send.probe import Prober
+from relay.engine.send.publisher import Publisher
+from relay.engine.send.routes import Router
+from tests.engine.recording_wire import RecordingWire, attached
+from tests.engine.rows import rows
+from tests.support.eventually import eventually
+
+ROWS = rows([*range(1, 301)])
+
+
+class Routes:
+    """A prober that only knows the router: every row has the same address."""
+
+    router = Router((), "outbox")
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of refusals in a row of all waits, which are over at once."""
+    waits: list[int] = []
+
+    def note(refusals: int, *_: float, multiplier: float) -> float:
+        assert multiplier > 1
+        waits.append(refusals)
+        return 0.0
+
+    monkeypatch.setattr(backpressure, "backoff", note)
+    return waits
+
+
+@pytest.fixture
+async def full(waits: list[int]) -> tuple[Publisher, RecordingWire]:
+    """A publisher whose first four rows were refused, while all others of the address wait."""
+    assert not waits
+    publisher, wire = attached(max_in_flight=4)
+    publisher.attach_prober(cast("Prober", Routes()))
+    publisher.offer(ROWS)
+    settle(publisher, wire, Outcome.NACKED, 4)
+    assert wire.open == []
+    return publisher, wire
+
+
+def settle(publisher: Publisher, wire: RecordingWire, outcome: Outcome, number: int = 1) -> list[Row]:
+    settled = [wire.open.pop(0) for _ in range(number)]
+    publisher.settle(Settled(settled, outcome))
+    return settled
+
+
+async def test_while_an_address_refuses_one_row_at_a_time_is_tried(
+    full: tuple[Publisher, RecordingWire], waits: list[int]
+) -> None:
+    publisher, wire = full
+
+    for _ in range(5):
+        await eventually(lambda: len(wire.open) == 1, "one is tried")
+        settle(publisher, wire, Outcome.NACKED)
+
+    assert waits == [1, 2, 3, 4, 5, 6]
+    assert len({row.id for row in wire.sent}) == 9, "each try is another row"
+    assert publisher.waiting == len(ROWS)
+
+
+async def test_an_address_that_takes_rows_again_gets_twice_as_many_each_time(
+    full: tuple[Publisher, RecordingWire],
+) -> None:
+    publisher, wire = full
+    await eventually(lambda: len(wire.open) == 1, "one is tried")
+
+    settle(publisher, wire, Outcome.CONFIRMED)
+    assert len(wire.open) == 2
+    settle(publisher, wire, Outcome.CONFIRMED, 2)
+    assert len(wire.open) == 4
+    while wire.open:
+        settle(publisher, wire, Outcome.CONFIRMED)
+
+    assert len(publisher.confirmed) == len(ROWS)
+    assert publisher.queue.backpressure.lines == {}
+
+
+async def test_a_row_that_is_refused_alone_keeps_no_others_back(
+    full: tuple[Publisher, RecordingWire], waits: list[int]
+) -> None:
+    """As by a deduplicating queue, which refuses repeats."""
+    publisher, wire = full
+    repeats = {row.id for row in ROWS[:4]}
+    await eventually(lambda: len(wire.open) == 1, "one is tried")
+
+    while wire.open:
+        is_repeat = wire.open[0].id in repeats
+        settle(publisher, wire, Outcome.NACKED if is_repeat else Outcome.CONFIRMED)
+
+    assert waits == [1], "the refused repeats let no row wait"
+    assert {row.id for row in publisher.confirmed} == {row.id for row in ROWS[4:]}
