@@ -59,7 +59,9 @@ async def _examine(settings: Settings, hosts: list[OpenHost]) -> AsyncIterator[F
     # On a thread: a database that does not answer must not keep us from the broker's heartbeats.
     for finding in await asyncio.to_thread(list, reached(settings, [name for name in published_to(settings) if name])):
         yield finding
-    for finding in (*dead_letters(hosts, settings), *growth(settings)):
+    for finding in dead_letters(hosts, settings):
+        yield finding
+    async for finding in growth(hosts, settings):
         yield finding
     async for finding in message_size(hosts, settings):  # last: it may take its time
         yield finding

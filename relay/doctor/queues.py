@@ -5,6 +5,8 @@ A policy of the broker may add to what is listed, and AMQP does not tell: where 
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 
+from aiormq.abc import AbstractChannel
+
 from relay.config.settings import Settings
 from relay.config.topology import Overflow, Queue, QueueType
 from relay.doctor.broker_hosts import OpenHost
@@ -88,8 +90,8 @@ def _delivery_limit(queue: Queue, newest: tuple[int, ...]) -> Finding:
     return Finding(check, Verdict.WARNING, f"{words}, and drops it", remedy)
 
 
-def growth(settings: Settings) -> Iterator[Finding]:
-    """See that each listed queue is bounded, and loses nothing by it."""
+async def growth(hosts: Sequence[OpenHost], settings: Settings) -> AsyncIterator[Finding]:
+    """See that each listed queue is bounded, loses nothing by it, and has room."""
     check = "broker.growth"
     for queue in settings.topology.queues:
         bounds = {"max_length": queue.max_length, "max_length_bytes": queue.max_length_bytes}
@@ -101,5 +103,21 @@ def growth(settings: Settings) -> Iterator[Finding]:
             lost = "are dropped" if queue.dead_letter_exchange is None else "go to the dead letters"
             remedy = 'list overflow = "reject-publish": the relay then keeps what the queue has no room for'
             yield Finding(check, Verdict.WARNING, f"{words}; when it is full, its oldest messages {lost}", remedy)
+        elif queue.max_length is not None and (messages := await _messages(hosts[0], queue.name)) >= queue.max_length:
+            remedy = "let its consumer catch up: each try puts a copy into the other queues of the exchange"
+            words = f"{words}; it has {messages} messages, so it is full and the broker refuses more"
+            yield Finding(check, Verdict.WARNING, words, remedy)
         else:
             yield Finding(check, Verdict.OK, words)
+
+
+async def _messages(host: OpenHost, name: str) -> int:
+    """Return how many messages a queue has; 0 if the host does not tell."""
+    told = [0]
+
+    async def count(channel: AbstractChannel) -> None:
+        declared = await channel.queue_declare(name, passive=True)
+        told.append(declared.message_count or 0)
+
+    await host.ask(count)
+    return told[-1]

@@ -162,3 +162,17 @@ async def test_a_queue_is_bounded_without_losing_anything(
 
     assert finding.verdict is expected
     assert words in finding.words
+
+
+async def test_a_full_queue_that_refuses_is_named(settings: Settings, channel: AbstractChannel) -> None:
+    listed = listing(settings, max_length=2, overflow=Overflow.REJECT_PUBLISH, type=QueueType.CLASSIC)
+    (queue,) = listed.topology.queues
+    await channel.declare_queue(queue.name, durable=True, arguments=queue.amqp_arguments())
+    for _ in range(2):
+        await channel.default_exchange.publish(aio_pika.Message(b"x"), queue.name)
+
+    (finding,) = await told(listed, "growth")
+
+    assert finding.verdict is Verdict.WARNING
+    assert f"queue {queue.name}" in finding.words
+    assert "has 2 messages, so it is full" in finding.words

@@ -7,7 +7,7 @@ channel gets messages. So the relay treats such an address as a route that does 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
 
 from relay.engine.health import Health
@@ -51,8 +51,7 @@ class Refusals:
         elif settled.outcome is Outcome.NACKED:
             self._add(settled.rows, now, since=now)
             if self._barring and (lasting := self._lasting(now)):
-                reason = f"refused for {LASTING_AFTER:g} s (basic.nack): the queue is full, or it has no quorum"
-                self._bar(settled, lasting, reason)
+                self._bar(settled, lasting, _refused)
                 return
         self._settle(settled)
 
@@ -64,7 +63,8 @@ class Refusals:
                 first probe shows that.
         """
         if self._barring:
-            self._bar(lost, {self._router.address(row) for row in late}, f"no confirm within {seconds:g} s")
+            addresses = {self._router.address(row) for row in late}
+            self._bar(lost, addresses, lambda _: f"no confirm within {seconds:g} s")
         else:
             now = self._clock()
             self._add(lost.rows, now, since=now - seconds)
@@ -94,7 +94,7 @@ class Refusals:
             first, _ = self._times.get(address, (since, now))
             self._times[address] = (first, now)
 
-    def _bar(self, settled: Settled, addresses: Iterable[Address], reason: str) -> None:
+    def _bar(self, settled: Settled, addresses: Iterable[Address], reason_of: Callable[[Address], str]) -> None:
         """Settle the rows of these addresses as barred, and pass on the others with their own outcome."""
         barred: dict[Address, list[Row]] = {address: [] for address in addresses}
         others: list[Row] = []
@@ -103,9 +103,13 @@ class Refusals:
         for address, rows in barred.items():
             if rows:
                 self._times.pop(address, None)
-                self._settle(Settled(rows, Outcome.BARRED, reason))
+                self._settle(Settled(rows, Outcome.BARRED, reason_of(address)))
         if others:
             self._settle(settled._replace(rows=others))
+
+
+def _refused(address: Address) -> str:
+    return f"refused for {LASTING_AFTER:g} s (basic.nack): {_place(address)} is full, or has no quorum"
 
 
 def _place(address: Address) -> str:
