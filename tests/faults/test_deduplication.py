@@ -1,12 +1,15 @@
-"""A deduplicating exchange returns a repeat. That is no fault of the route: other rows go on."""
+"""A deduplicating exchange or queue returns or nacks a repeat. That is no fault of the route: other rows go on."""
 
 from collections.abc import AsyncIterator
 
 import pytest
+from aio_pika.abc import AbstractChannel
 from pamqp.commands import Basic
+from pamqp.common import FieldTable
 from yarl import URL
 
 from relay.config.settings import Settings, WireKind
+from relay.engine.row import Outcome
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import to_hosts
 from tests.support.deduplicating import DeduplicatingProxy
@@ -36,6 +39,34 @@ async def test_new_rows_pass_the_repeats_of_a_cut(
         assert not set(stored) <= set(await outbox.ids("sent")), "the repeats still wait"
         proxy.forget()
         await eventually(outbox.is_at_rest, "the exchange has forgotten the repeats")
+
+    assert await outbox.ids("sent") == stored + new
+
+
+@pytest.mark.parametrize("wire", WireKind)
+async def test_new_rows_pass_the_nacked_repeats_of_a_cut(
+    outbox: Outbox,
+    channel: AbstractChannel,
+    queue: Reader,
+    settings: Settings,
+    run_node: RunNode,
+    proxy: DeduplicatingProxy,
+    wire: WireKind,
+) -> None:
+    full: FieldTable = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    await channel.declare_queue(proxy.repeats, durable=True, arguments=full)
+    stored = [await outbox.insert(f"stored-{n}") for n in range(50)]
+    proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
+
+    async with run_node(to_hosts(settings, proxy), wire=wire) as node:
+        await eventually(lambda: node.snapshot().failures[Outcome.NACKED] > 0, "a repeat is nacked")
+        new = [await outbox.insert(f"new-{n}") for n in range(50)]
+        messages = await queue.drain_different(100)
+        assert sorted({int(str(message.headers["x-outbox-id"])) for message in messages}) == stored + new
+        assert await outbox.quarantined_routes() == []
+        assert not set(stored) <= set(await outbox.ids("sent")), "the repeats still wait"
+        proxy.forget()
+        await eventually(outbox.is_at_rest, "the queue has forgotten the repeats")
 
     assert await outbox.ids("sent") == stored + new
 

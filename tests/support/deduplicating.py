@@ -8,11 +8,15 @@ from tests.support.proxy import FRAME_HEAD, METHOD_FRAME, FaultProxy, Way
 
 
 class DeduplicatingProxy(FaultProxy):
-    """`known`: the message_ids that were published. A repeat goes to a queue that does not exist, and is returned."""
+    """`known`: the message_ids that were published.
+
+    A repeat goes to the queue `repeats`. It is returned if there is no such queue, and nacked if that queue is full.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(host, port)
         self.known: set[str] = set()
+        self.repeats = "repeats"
         self._publish: dict[tuple[int, int], Basic.Publish] = {}  # by connection and channel
 
     def forget(self) -> None:
@@ -32,7 +36,7 @@ class DeduplicatingProxy(FaultProxy):
             return data
         message_id = method.properties.message_id
         if message_id in self.known:
-            publish.exchange, publish.routing_key = "", "a repeat"
+            publish.exchange, publish.routing_key = "", self.repeats
         elif message_id is not None:
             self.known.add(message_id)
         return frame.marshal(publish, number) + data
