@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from pamqp.commands import Basic
 from structlog.testing import capture_logs
+from yarl import URL
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, Transient, WorkPolicy, on
@@ -162,6 +163,49 @@ async def test_a_retry_queue_that_is_gone_is_waited_for(
 
     assert events[-1]["error"] == "queue billing.retry.50 does not exist"
     assert await table.numbers() == [0, 2, 1]
+
+
+async def test_a_retry_queue_that_is_full_gets_one_copy_once_there_is_room(
+    queue: Queue, table: Table, rabbitmq: RabbitServer, broker: BrokerSettings, make_consumer: MakeConsumer
+) -> None:
+    """The consumer keeps the message meanwhile, tries ever more rarely, and goes on with others."""
+    vhost = URL(broker.url.get_secret_value()).path.strip("/")
+    rabbitmq.ctl("set_policy", "-p", vhost, "full", "retry", '{"max-length": 1}', "--apply-to", "queues")
+    handler = Stumbling({0: 1})
+    late = Retries(attempts=3, initial=60.0, maximum=60.0, jitter=0.0)
+    consumer = make_consumer(handler.handle, order="skip", retries=late, work=WorkPolicy(backoff=QUICK))
+    with capture_logs() as events:
+        async with running(consumer):
+            await queue.send(1)
+            await eventually(lambda: consumer.counters.applied == 1, "it consumes")
+            waiting = await queue.channel.declare_queue("billing.retry.60000", passive=True)
+
+            async def count() -> int:
+                declared = await queue.channel.declare_queue(waiting.name, passive=True)
+                return declared.declaration_result.message_count or 0
+
+            while await count() < 2:  # a quorum queue takes a few more than its limit
+                await queue.channel.default_exchange.publish(aio_pika.Message(b"x"), waiting.name)
+            await queue.send(0)
+            loop = asyncio.get_running_loop()
+            await eventually(lambda: times(events, "copy.refused") > 0, "it is refused")
+            begun = loop.time()
+            await eventually(lambda: times(events, "copy.refused") >= 6, "it tries again and again")
+            assert loop.time() - begun > 0.2  # 10, 20, 40, 80 and 100 ms at least
+            await queue.send(2)
+            await eventually(lambda: consumer.counters.applied == 2, "others go on")
+            await eventually(lambda: consumer.counters.unacknowledged == 1, "the refused one is kept")
+            assert handler.calls[0] == 1
+            await waiting.purge()
+            await eventually(lambda: consumer.counters.unacknowledged == 0, "the copy is taken")
+
+    assert "it is full" in next(event["error"] for event in events if event["event"] == "copy.refused")
+    copy = await waiting.get(no_ack=True)
+    assert copy is not None
+    assert copy.body == b"0"
+    assert await waiting.get(no_ack=True, fail=False) is None
+    assert await table.numbers() == [1, 2]
+    assert await queue.drained()
 
 
 @pytest.fixture
