@@ -62,7 +62,7 @@ WIDE_ROW = SQL("SELECT repeat(' ', 262144)")
 
 ROUTES_CHANGED = "routes"  # the payload by which an operator's command notifies the nodes; their own has no word
 
-OLDEST_REVISION = "0019"  # what this release needs; it serves newer ones unless their note forbids that
+OLDEST_REVISION = "0021"  # what this release needs; it serves newer ones unless their note forbids that
 
 # What ends a session, or makes it useless to the relay.
 SESSION_LOST = (

@@ -46,7 +46,7 @@ MARK_SENT = SQL("""
 KEPT = SQL("""
     id, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, headers, content_type, payload,
     payload_bytes, created_at, attempts, available_at, last_error, held_behind, parked_at, writer, batch_id,
-    trace_context
+    trace_context, written_as
 """)
 
 POSTPONE = SQL("""
