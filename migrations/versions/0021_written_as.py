@@ -1,14 +1,14 @@
 """Note of each row which role wrote it, as the database knows it: a row may hold up the rows of another role.
 
-Writers are granted no INSERT on the column, so none can name another role. The default is `current_user`, the role
+Writers are granted no INSERT on the column, so no writer can name another role. The default is `current_user`, the role
 whose rights the INSERT used. `session_user` would part the rows of an application whose pods have a login each and set
-one role. Only `message` has the default. Its partitions do not: a row that an earlier release marks as sent gets NULL
-there, and not the relay's role. Rows from before this migration have NULL.
+one role. Only `message` has this default. Its partitions have '': a row that an earlier release marks as sent does not
+tell the relay's role. Rows from before this migration have '', too.
 
 Made as the owner of the tables, whichever role migrates.
 
-Lock: ACCESS EXCLUSIVE on message, each of its partitions and message_state for an instant, to add a column. No row is
-rewritten. It waits for transactions that have written or read.
+Lock: ACCESS EXCLUSIVE on message, each of its partitions and message_state for an instant, to add a column. It waits
+for transactions that have written or read. No row is rewritten.
 """
 
 from alembic import op
@@ -24,9 +24,9 @@ AS_OWNER = """
 SELECT set_config('role', pg_get_userbyid(relowner), true) FROM pg_class WHERE oid = '{schema}.message'::regclass
 """
 
-# The default comes after the column. In one statement PostgreSQL would give every row there is the role that migrates.
+# In one statement PostgreSQL would give every row there is the role that migrates.
 COLUMN = """
-ALTER TABLE {schema}.message ADD COLUMN written_as text;
+ALTER TABLE {schema}.message ADD COLUMN written_as text NOT NULL DEFAULT '';
 ALTER TABLE ONLY {schema}.message ALTER COLUMN written_as SET DEFAULT current_user;
 """
 

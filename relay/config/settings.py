@@ -187,6 +187,13 @@ class KeyPolicy(StrEnum):
     SKIP = "skip"  # they go on
 
 
+class KeyScope(StrEnum):
+    """Which rows have one ordering key."""
+
+    ALL = "all"  # those of one aggregate_type and aggregate_id
+    ROLE = "role"  # of these, those that one role of the database wrote
+
+
 class Unroutable(StrEnum):
     """What becomes of a row for which the broker has no queue."""
 
@@ -294,6 +301,8 @@ class RelaySettings(Section):
     """key: rows of a key; pipelined: rows of a lane, until one is refused; none: nothing"""
     key_policy: KeyPolicy = KeyPolicy.HOLD
     """behind a row that is parked, backs off or has no route, later rows of its key wait (hold) or go on (skip)"""
+    key_scope: KeyScope = KeyScope.ALL
+    """all: rows of all roles with one type and id have one key; role: those of each role (docs/database.md)"""
     wire: WireKind = WireKind.FRAMES
     """frames: one write for many messages; publish: one call for each"""
     max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800

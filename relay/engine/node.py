@@ -238,7 +238,10 @@ class Node:
         last: Host | None = None
         while not self.drain.is_set():
             try:
-                session = await unless_stopping(self.drain, LaneSession.open(self._settings.database, last=last))
+                session = await unless_stopping(
+                    self.drain,
+                    LaneSession.open(self._settings.database, last=last, key_scope=self._settings.relay.key_scope),
+                )
             except Stopping:
                 return
             except DatabaseUnavailableError as error:

@@ -11,7 +11,7 @@ from psycopg.adapt import Loader
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
-Key = tuple[bytes, bytes]
+Key = tuple[bytes, bytes, bytes | None]  # type, id, and the role if `key_scope` parts the roles
 
 MAX_TRACEPARENT, MAX_TRACESTATE = 55, 512  # bytes, of W3C Trace Context
 ROW_BYTES = 512  # what a row costs in memory, without its payload and headers
@@ -43,11 +43,12 @@ class Row(NamedTuple):
     excess: bytes | None  # why it was not read completely; no message can be made of it
     cost: int  # bytes, as the server counts them, of a lane's share, or moved when the row is parked
     left_out: bool = False  # it does not fit for now; payload and headers were not read
+    key_role: bytes | None = None  # the role that wrote it, if `key_scope` parts the roles
 
     @property
     def key(self) -> Key | None:
         """The ordering key; None if the row asks for no order."""
-        return None if self.aggregate_id is None else (self.aggregate_type, self.aggregate_id)
+        return None if self.aggregate_id is None else (self.aggregate_type, self.aggregate_id, self.key_role)
 
     @property
     def body(self) -> bytes:
@@ -59,8 +60,8 @@ class Row(NamedTuple):
         return len(self.payload or self.payload_bytes or b"") + len(self.headers or b"") + ROW_BYTES
 
 
-# The same key without a Python frame for each row, for loops over many rows. A row without a key has (type, None).
-key_of: Callable[[Row], Any] = itemgetter(*map(Row._fields.index, ("aggregate_type", "aggregate_id")))
+# The same key without a Python frame for each row, for loops over many rows. Without an id it is (type, None, role).
+key_of: Callable[[Row], Any] = itemgetter(*map(Row._fields.index, ("aggregate_type", "aggregate_id", "key_role")))
 
 
 async def fetch_rows(cursor: AsyncCursor[Any]) -> list[Any]:

@@ -34,14 +34,15 @@ RING = SQL("SELECT pg_notify({name}, '')")
 Show = Callable[[Job], None]
 
 
-# What becomes of the rows of the keys of `heads`. `remaining` is the first head of the key that stays parked;
-# a row is free when what it waited behind goes. One pass over the key's rows: held rows may be many.
+# What becomes of the rows of the keys of `heads`. `remaining` is the first head of the row's key and role that stays
+# parked; a row is free when what it waited behind goes. One pass over the key's rows: held rows may be many.
+# Only the relay knows `key_scope`: if a head of another role holds the key, it parks a freed row behind that head.
 FATES = SQL("""
     SELECT id, remaining, remaining IS NULL OR id < remaining AS goes
     FROM (
         SELECT row.id, row.held_behind, {is_head} AS is_head,
                min(row.id) FILTER (WHERE {is_head} AND row.id <> ALL (%(heads)s::bigint[]))
-                   OVER (PARTITION BY row.aggregate_type, row.aggregate_id) AS remaining
+                   OVER (PARTITION BY row.aggregate_type, row.aggregate_id, row.written_as) AS remaining
         FROM {schema}.message_state AS row
         JOIN (SELECT DISTINCT aggregate_type, aggregate_id
               FROM {schema}.message_state
@@ -50,7 +51,10 @@ FATES = SQL("""
         WHERE row.state = 'parked'
     ) AS held
     WHERE NOT is_head
-      AND (remaining IS NULL OR held_behind < remaining OR held_behind = ANY (%(heads)s::bigint[]))
+      AND (held_behind = ANY (%(heads)s::bigint[]) OR (remaining IS NULL OR held_behind < remaining) AND NOT EXISTS (
+          SELECT FROM {schema}.message_state AS other
+          WHERE other.state = 'parked' AND other.id = held.held_behind AND other.held_behind IS NULL
+      ))
 """)
 
 

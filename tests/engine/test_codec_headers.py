@@ -129,7 +129,7 @@ def test_headers_are_written_alike(several: list[bytes]) -> None:
 ROWS = """
     SELECT lane, id, message_id::text, aggregate_type, aggregate_id, event_type, exchange, routing_key, content_type,
         headers::text, left(trace_context ->> 'traceparent', 56), trace_context ->> 'tracestate', payload,
-        payload_bytes, created_at, attempts, 0, NULL, 0::bigint, false
+        payload_bytes, created_at, attempts, 0, NULL, 0::bigint, false, NULL::text
     FROM outbox.message
 """
 NUMBERS = ["1.50", "-0.0", "1e3", "1e30", "0.1", "12345678901234567890", *map(str, INTEGERS)]

@@ -3,9 +3,8 @@
 import asyncio
 import gc
 import tracemalloc
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
-import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings, KeyPolicy, Ordering, RelaySettings, Settings
@@ -17,22 +16,11 @@ from relay.engine.settle.mark import Marker
 from relay.engine.settle.quarantine import ParkedKeys
 from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked import Selection
-from relay.operate.release import Done
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import IN_ORDER, unhurried
 from tests.engine.rows import ROW
-from tests.support.bulk import discard, retry
+from tests.support.bulk import discard, operate, retry
 from tests.support.eventually import eventually
-
-Change = Callable[[psycopg.Connection], Done]
-
-
-async def operate(database_url: str, change: Change) -> Done:
-    def run() -> Done:
-        with psycopg.connect(database_url, autocommit=True) as connection:
-            return change(connection)
-
-    return await asyncio.to_thread(run)
 
 
 async def test_later_rows_of_a_held_key_wait_parked_behind_it_and_others_go_on(

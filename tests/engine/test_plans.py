@@ -68,7 +68,10 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
         "postpone": (session.sql(POSTPONE), ROW),
         "park": (session.sql(PARK), FAULTS),
         "park behind": (session.sql(PARK_BEHIND), ids),
-        "find parked": (session.sql(FIND_PARKED), {"kinds": ["customer"] * 500, "keys": [str(n) for n in range(500)]}),
+        "find parked": (
+            session.sql(FIND_PARKED),
+            {"kinds": ["customer"] * 500, "keys": [str(n) for n in range(500)], "roles": [None] * 500},
+        ),
         "set aside": (session.sql(SET_ASIDE), {**ids, "routes": [1] * ROWS_PER_MOVE, "reasons": [""] * ROWS_PER_MOVE}),
         "set aside behind": (session.sql(SET_ASIDE_BEHIND), ids),
         "let go": (session.sql(LET_GO), {"route": 1, "lanes": LANES, "rows": 500}),

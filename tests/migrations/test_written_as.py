@@ -1,4 +1,4 @@
-"""0021: each row tells the role that wrote it, which a writer cannot name; rows from before tell none."""
+"""0021: each row tells the role that wrote it, which a writer cannot name. Rows from before tell nothing."""
 
 import secrets
 from collections.abc import Iterator
@@ -88,7 +88,7 @@ def test_a_row_from_before_tells_no_role(connection: Connection, database: Datab
 
     migrate(database)
 
-    assert connection.execute(WRITTEN_AS).fetchall() == [(None,)]
+    assert connection.execute(WRITTEN_AS).fetchall() == [("",)]
 
 
 def test_a_row_that_an_earlier_release_marks_does_not_tell_the_relays_role(connection: Connection) -> None:
@@ -97,7 +97,7 @@ def test_a_row_that_an_earlier_release_marks_does_not_tell_the_relays_role(conne
         VALUES (1, 'invoice', 'Issued', '1', 'sent', now())
     """)
 
-    assert connection.execute(WRITTEN_AS).fetchall() == [(None,)]
+    assert connection.execute(WRITTEN_AS).fetchall() == [("",)]
 
 
 def test_the_way_back_keeps_the_rights_on_the_view(connection: Connection, database: DatabaseSettings) -> None:

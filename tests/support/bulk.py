@@ -1,5 +1,8 @@
 """Retries and discards of parked rows, each from its order to its end."""
 
+import asyncio
+from collections.abc import Callable
+
 import psycopg
 
 from relay.jobs.job import Kind
@@ -23,3 +26,13 @@ def retry(
 def discard(connection: psycopg.Connection, schema: str, selection: Selection, *, by: str, why: str) -> Done:
     """Discard rows."""
     return change_rows(connection, schema, Kind.DISCARD, selection, by=by, why=why)
+
+
+async def operate(database_url: str, change: Callable[[psycopg.Connection], Done]) -> Done:
+    """Do this on a session of an operator, while a relay runs in this process."""
+
+    def run() -> Done:
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            return change(connection)
+
+    return await asyncio.to_thread(run)

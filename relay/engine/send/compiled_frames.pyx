@@ -39,7 +39,7 @@ cdef extern from *:
 
 cdef enum:
     START_BYTES = 4096  # of the buffer, which doubles
-    ROW_FIELDS = 20
+    ROW_FIELDS = 21
     BODY_START = 7  # type, channel, size
     MICROSECONDS = 1000000  # of a second
     PLAIN_BYTES = 2048  # more of a row's headers are not written here

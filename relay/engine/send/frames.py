@@ -304,7 +304,7 @@ class Encoder:
         """
         (
             lane, id_, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, declared_type,
-            headers, traceparent, _, payload, payload_bytes, created_at, _, _, excess, _, _,
+            headers, traceparent, _, payload, payload_bytes, created_at, _, _, excess, _, _, _,
         ) = row  # fmt: skip
         varies_by_key = aggregate_id if self.router.uses_aggregate_id else None
         kind = (aggregate_type, event_type, exchange, routing_key, declared_type, payload is None, varies_by_key)

@@ -23,7 +23,7 @@ from psycopg.sql import SQL, Identifier, Literal
 
 from relay.backoff import wait_for_event
 from relay.compatibility import READ_TABLES, refuse_newer
-from relay.config.settings import DatabaseSettings
+from relay.config.settings import DatabaseSettings, KeyScope
 from relay.database import (
     KEEPALIVE,
     Connection,
@@ -92,12 +92,18 @@ PARK_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({park}, 0))")
 GIVEN = SQL("""
     unnest(%(lanes)s::smallint[], %(ids)s::bigint[]) AS wanted (lane, id)
     CROSS JOIN LATERAL (
-        SELECT ctid AS place, id, aggregate_type, aggregate_id
+        SELECT ctid AS place, id, aggregate_type, aggregate_id, written_as
         FROM {schema}.message_pending
         WHERE lane = wanted.lane AND id = wanted.id
         LIMIT 1
     ) AS given
 """)
+
+
+# What a statement says of the roles that wrote rows. `{key_role}` is the third part of a key. `({any_role} OR
+# one.written_as = other.written_as)` says whether two rows of one type and id have one key.
+ROLES_ALIKE = {"key_role": SQL("NULL::text"), "any_role": SQL("true")}
+ROLES_APART = {"key_role": SQL("written_as"), "any_role": SQL("false")}
 
 
 def nodes_channel(schema: str) -> str:
@@ -200,10 +206,11 @@ class LaneSession:
             before, so every later snapshot names those that still run.
     """
 
-    def __init__(self, connection: Connection, database: DatabaseSettings) -> None:
+    def __init__(self, connection: Connection, database: DatabaseSettings, key_scope: KeyScope) -> None:
         self.host = Host(connection.info.host, connection.info.port)
         self.lanes = HeldLanes()
         self.schema = database.schema_name
+        self._names = ROLES_APART if key_scope is KeyScope.ROLE else ROLES_ALIKE
         self.nodes_channel = nodes_channel(self.schema)
         self.wake = asyncio.Event()
         self.nodes_changed = asyncio.Event()
@@ -223,7 +230,9 @@ class LaneSession:
         connection.add_notice_handler(self._heed)
 
     @classmethod
-    async def open(cls, database: DatabaseSettings, *, last: Host | None = None) -> Self:
+    async def open(
+        cls, database: DatabaseSettings, *, last: Host | None = None, key_scope: KeyScope = KeyScope.ALL
+    ) -> Self:
         """Connect, without a lane yet.
 
         Args:
@@ -242,7 +251,7 @@ class LaneSession:
         except BaseException:
             await connection.close()
             raise
-        return cls(connection, database)
+        return cls(connection, database, key_scope)
 
     def _heed(self, notice: psycopg.errors.Diagnostic) -> None:
         # The server's last message. libpq takes it for a notice when it comes with the answer to a statement.
@@ -287,12 +296,15 @@ class LaneSession:
         await self._connection.close()
 
     def sql(self, statement: SQL, **names: Any) -> bytes:
-        """Return a statement with the names filled in; the schema, `GIVEN` and the name of the park lock are known.
+        """Return a statement with the names filled in.
+
+        Known are the schema, `GIVEN`, the name of the park lock, and what `key_scope` says of roles.
 
         As bytes, the driver parses the placeholders of a statement once and not each time.
         """
         schema, park = Identifier(self.schema), Literal(f"{self.schema}.park")
-        return statement.format(schema=schema, given=GIVEN.format(schema=schema), park=park, **names).as_bytes()
+        known = {"schema": schema, "given": GIVEN.format(schema=schema), "park": park, **self._names}
+        return statement.format(**known, **names).as_bytes()
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[AsyncConnection]:

@@ -18,7 +18,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 from psycopg.sql import SQL
 
@@ -29,7 +29,7 @@ from relay.engine.row import Fault, Key, Row, fetch_rows, give_bytes, key_of, pi
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
 from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
-from relay.engine.settle.quarantine_table import Entry, Left, Place, QuarantineTable, names
+from relay.engine.settle.quarantine_table import Entry, Left, Place, QuarantineTable, key_from, names, parameters_of
 from relay.logger import get_logger
 
 log = get_logger(__name__)
@@ -43,7 +43,7 @@ ROWS_PER_LOAD = 20_000
 
 # In pieces, as there may be millions: between two of them the session marks what was sent.
 LOAD_PARKED = SQL("""
-    SELECT lane, id, aggregate_type, aggregate_id
+    SELECT lane, id, aggregate_type, aggregate_id, {key_role}
     FROM {schema}.message
     WHERE state = 'parked' AND held_behind IS NULL AND aggregate_id IS NOT NULL
         AND id > %(after)s AND lane = ANY (%(lanes)s::smallint[])
@@ -52,13 +52,14 @@ LOAD_PARKED = SQL("""
 """)
 
 FIND_PARKED = SQL("""
-    SELECT wanted.kind, wanted.key
-    FROM unnest(%(kinds)s::text[], %(keys)s::text[]) AS wanted (kind, key)
+    SELECT wanted.kind, wanted.key, wanted.role
+    FROM unnest(%(kinds)s::text[], %(keys)s::text[], %(roles)s::text[]) AS wanted (kind, key, role)
     CROSS JOIN LATERAL (
         SELECT
         FROM {schema}.message AS head
         WHERE head.state = 'parked' AND head.held_behind IS NULL
             AND head.aggregate_type = wanted.kind AND head.aggregate_id = wanted.key
+            AND ({any_role} OR head.written_as = wanted.role)
         LIMIT 1
     ) AS head
 """)
@@ -70,6 +71,7 @@ PARK_BEHIND = SQL("""
         FROM {schema}.message AS head
         WHERE head.state = 'parked' AND head.held_behind IS NULL
             AND head.aggregate_type = row.aggregate_type AND head.aggregate_id = row.aggregate_id
+            AND ({any_role} OR head.written_as = row.written_as)
     )
     WHERE state = 'pending' AND ctid = ANY (ARRAY(
         SELECT given.place
@@ -79,6 +81,7 @@ PARK_BEHIND = SQL("""
             FROM {schema}.message AS head
             WHERE head.state = 'parked' AND head.held_behind IS NULL
                 AND head.aggregate_type = given.aggregate_type AND head.aggregate_id = given.aggregate_id
+                AND ({any_role} OR head.written_as = given.written_as)
             LIMIT 1
         ) AS head
     ))
@@ -169,7 +172,7 @@ class ParkedKeys:
             self._hashes.pop(row.lane, None)
 
     @retried
-    async def _read_parked(self, lanes: Collection[int], after: int) -> list[tuple[int, int, bytes, bytes]]:
+    async def _read_parked(self, lanes: Collection[int], after: int) -> list[tuple[Any, ...]]:
         values = {"lanes": array_text(lanes), "after": after, "rows": ROWS_PER_LOAD}
         async with self._session.use():
             cursor = self._session.cursor()
@@ -180,10 +183,9 @@ class ParkedKeys:
     @retried
     async def _find_keys(self, keys: Collection[Key]) -> set[Key]:
         """Return which of these keys have a parked row."""
-        wanted = {"kinds": [kind.decode() for kind, _ in keys], "keys": [key.decode() for _, key in keys]}
         async with self._session.use() as connection:
-            cursor = await connection.execute(self._session.sql(FIND_PARKED), wanted)
-            return {(kind.encode(), key.encode()) for kind, key in await cursor.fetchall()}
+            cursor = await connection.execute(self._session.sql(FIND_PARKED), parameters_of(keys))
+            return {key_from(*found) for found in await cursor.fetchall()}
 
     @retried
     async def _write_parked(self, rows: Sequence[Row]) -> set[int]:

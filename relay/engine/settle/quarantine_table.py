@@ -43,7 +43,8 @@ SET_ASIDE_BEHIND = SQL("""
         SELECT ahead.quarantine, 'waits behind message ' || ahead.id
         FROM {schema}.message AS ahead
         WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = row.aggregate_type
-            AND ahead.aggregate_id = row.aggregate_id AND ahead.id < row.id
+            AND ahead.aggregate_id = row.aggregate_id AND ({any_role} OR ahead.written_as = row.written_as)
+            AND ahead.id < row.id
         ORDER BY ahead.id
         LIMIT 1
     )
@@ -54,7 +55,8 @@ SET_ASIDE_BEHIND = SQL("""
             SELECT
             FROM {schema}.message AS ahead
             WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = given.aggregate_type
-                AND ahead.aggregate_id = given.aggregate_id AND ahead.id < given.id
+                AND ahead.aggregate_id = given.aggregate_id AND ({any_role} OR ahead.written_as = given.written_as)
+                AND ahead.id < given.id
             LIMIT 1
         ) AS ahead
     ))
@@ -65,7 +67,7 @@ NOTE_PROBE = SQL("""
     UPDATE {schema}.quarantine SET probes = probes + 1, probed_at = now() WHERE id = %(route)s AND paused_at IS NULL
 """)
 KEY_OF_PENDING = SQL("""
-    SELECT aggregate_type, aggregate_id FROM {schema}.message_pending WHERE lane = %(lane)s AND id = %(id)s
+    SELECT aggregate_type, aggregate_id, {key_role} FROM {schema}.message_pending WHERE lane = %(lane)s AND id = %(id)s
 """)
 # A row that may go out at once: the first row of its key. Neither a parked row nor a row that backs off (`but`) holds
 # the key. A row that was at fault itself becomes a probe `again` only when no other row waits.
@@ -80,19 +82,22 @@ TAKE_PROBE = SQL("""
             AND (row.attempts = 0 OR %(again)s)
             AND NOT EXISTS (
                 SELECT
-                FROM unnest(%(types)s::text[], %(keys)s::text[]) AS but (kind, key)
+                FROM unnest(%(kinds)s::text[], %(keys)s::text[], %(roles)s::text[]) AS but (kind, key, role)
                 WHERE but.kind = row.aggregate_type AND but.key = row.aggregate_id
+                    AND ({any_role} OR but.role = row.written_as)
             )
             AND (NOT %(holding)s OR NOT EXISTS (
                 SELECT
                 FROM {schema}.message AS head
                 WHERE head.state = 'parked' AND head.held_behind IS NULL
                     AND head.aggregate_type = row.aggregate_type AND head.aggregate_id = row.aggregate_id
+                    AND ({any_role} OR head.written_as = row.written_as)
             ) AND NOT EXISTS (
                 SELECT
                 FROM {schema}.message AS ahead
                 WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = row.aggregate_type
-                    AND ahead.aggregate_id = row.aggregate_id AND ahead.id < row.id
+                    AND ahead.aggregate_id = row.aggregate_id AND ({any_role} OR ahead.written_as = row.written_as)
+                    AND ahead.id < row.id
             ))
         ORDER BY row.id {direction}
         LIMIT 1
@@ -199,7 +204,7 @@ class QuarantineTable:
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(KEY_OF_PENDING), {"lane": row[0], "id": row[1]})
             found = await cursor.fetchone()
-        return found is not None and (found[1] is None or (found[0].encode(), found[1].encode()) not in but)
+        return found is not None and (found[1] is None or key_from(*found) not in but)
 
     @retried
     async def take_probe(self, route: int, *, but: Collection[Key], holding: bool, last: bool) -> Place | None:
@@ -216,8 +221,7 @@ class QuarantineTable:
                 "route": route,
                 "lanes": self._lanes(),
                 "holding": holding,
-                "types": [kind.decode() for kind, _ in but],
-                "keys": [key.decode() for _, key in but],
+                **parameters_of(but),
             }
             noted = await connection.execute(self._session.sql(NOTE_PROBE), {"route": route})
             if not noted.rowcount:  # it was paused, or has left the quarantine, in this moment
@@ -253,6 +257,20 @@ class QuarantineTable:
 
     def _lanes(self) -> str:
         return array_text(self._session.lanes.held)
+
+
+def key_from(kind: str, id_: str, role: str | None) -> Key:
+    """Return a key that a statement returned."""
+    return kind.encode(), id_.encode(), None if role is None else role.encode()
+
+
+def parameters_of(keys: Collection[Key]) -> dict[str, list[str | None]]:
+    """Return keys as the parameters of a statement."""
+    return {
+        "kinds": [kind.decode() for kind, _, _ in keys],
+        "keys": [id_.decode() for _, id_, _ in keys],
+        "roles": [None if role is None else role.decode() for _, _, role in keys],
+    }
 
 
 def names(address: Address) -> dict[str, str]:
