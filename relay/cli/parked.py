@@ -29,7 +29,9 @@ from relay.operate.release import Done
 from relay.operate.whereabouts import row_ids
 from relay.operations.operations import Operations
 
-LIST_COLUMNS = ("id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "reason")
+LIST_COLUMNS = (
+    "id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "written as", "reason",
+)  # fmt: skip
 
 app = App(name="parked", help="See, retry, archive or discard what could not be delivered.")
 
@@ -270,6 +272,7 @@ def _list_row(row: Parked) -> tuple[object, ...]:
         row.parked_at and utc(row.parked_at),
         row.held_behind,
         row.held,
+        row.written_as,
         row.last_error,
     )
 

@@ -11,7 +11,7 @@ from relay.database import one_line, refuse_pooler
 from relay.doctor.clock import clock_difference
 from relay.doctor.database_hosts import Hosts
 from relay.doctor.finding import Finding, Verdict
-from relay.doctor.foreign import lock_holders, owners, shared_inbox, strangers
+from relay.doctor.foreign import lock_holders, owners, shared_inbox, strangers, writers
 from relay.doctor.rights import ownership, rights
 from relay.doctor.server import durability, free_connections, keepalive, server_version, standby
 from relay.doctor.tables import days_ahead, history, publications, tables_at_head
@@ -30,6 +30,7 @@ CHECKS: dict[str, Check] = {
     "database.foreign": strangers,
     "database.consumers": shared_inbox,
     "database.locks": lock_holders,
+    "database.writers": writers,
     "database.days": days_ahead,
     "database.history": history,
     "database.publications": publications,

@@ -1,4 +1,4 @@
-"""What is in the schema and not from a migration, who owns it, who shares an inbox, and who holds locks of ours."""
+"""What no migration made, who owns the rest, who shares an inbox, and who holds locks or keys that are not theirs."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import psycopg
 
 from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
-from relay.operate.holders import foreign_locks
+from relay.operate.holders import foreign_locks, held_up
 
 # What the migrations make; tests/doctor/test_foreign.py compares.
 TABLES = (
@@ -160,6 +160,19 @@ def lock_holders(connection: psycopg.Connection, settings: Settings) -> Iterator
         yield Finding(check, Verdict.WARNING, str(lock), remedy)
     if not found:
         yield Finding(check, Verdict.OK, "no session holds a lock of the outbox without a right to it")
+
+
+def writers(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name each role whose rows keep rows of another role from being sent."""
+    check = "database.writers"
+    found = held_up(connection, settings.database.schema_name)
+    for each in found:
+        remedy = (
+            f'retry or discard the rows of role {each.by}; if it should not write these keys, relay.key_scope = "role"'
+        )
+        yield Finding(check, Verdict.WARNING, str(each), remedy)
+    if not found:
+        yield Finding(check, Verdict.OK, "no role's rows wait behind a row of another role")
 
 
 def _some(names: list[str]) -> str:

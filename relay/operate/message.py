@@ -38,6 +38,7 @@ class Message:
     routing_key: str | None
     content_type: str | None
     writer: str | None
+    written_as: str  # the role that wrote it; empty in rows from before migration 0021
     header_bytes: int | None
     payload_bytes: int | None
 
@@ -54,7 +55,7 @@ class Content:
 READ = SQL("""
     SELECT id, message_id, aggregate_type, aggregate_id, event_type, state, lane, created_at, available_at, sent_at,
            parked_at, attempts, last_error, held_behind, quarantine, exchange, routing_key, content_type, writer,
-           pg_column_size(headers || '{{}}') AS header_bytes,
+           written_as, pg_column_size(headers || '{{}}') AS header_bytes,
            coalesce(octet_length(payload::text), octet_length(payload_bytes)) AS payload_bytes
     FROM {rows} WHERE {which} LIMIT 1
 """)

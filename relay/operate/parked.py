@@ -91,6 +91,7 @@ class Parked:
     parked_at: datetime | None
     last_error: str | None
     held_behind: int | None
+    written_as: str  # the role that wrote it; empty in rows from before migration 0021
     held: int  # rows that wait behind this one
 
 
@@ -117,6 +118,7 @@ class ParkedMessage:
     headers: dict[str, Any] | None  # also `None` where they are too large to be shown
     headers_size: int | None  # bytes of jsonb
     writer: str | None
+    written_as: str  # the role that wrote it; empty in rows from before migration 0021
     payload: str | None
     payload_bytes: bytes | None
     payload_size: int
@@ -127,7 +129,7 @@ class ParkedMessage:
 
 LIST_PARKED = SQL("""
     SELECT row.id, row.message_id, row.aggregate_type, row.aggregate_id, row.event_type, row.attempts,
-           row.created_at, row.parked_at, row.last_error, row.held_behind,
+           row.created_at, row.parked_at, row.last_error, row.held_behind, row.written_as,
            (SELECT count(*) FROM {schema}.message_state AS held
             WHERE held.state = 'parked' AND held.aggregate_type = row.aggregate_type
               AND held.aggregate_id = row.aggregate_id AND held.held_behind = row.id) AS held
@@ -179,7 +181,7 @@ def first_parked(
 
 SHOW_PARKED = SQL("""
     SELECT id, message_id, aggregate_type, aggregate_id, event_type, state, attempts, created_at, parked_at,
-           last_error, held_behind, exchange, routing_key, content_type, writer,
+           last_error, held_behind, exchange, routing_key, content_type, writer, written_as,
            CASE WHEN {may_be_written} THEN headers END AS headers,
            pg_column_size(headers || '{{}}') AS headers_size,
            left(payload::text, %(length)s) AS payload,

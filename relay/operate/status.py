@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema
 from relay.engine.send.message import NOT_SENT
 from relay.engine.session.session import LANES
 from relay.operate.health import NODE_STALE_AFTER, OutboxState
-from relay.operate.holders import commits_without_standby, foreign_locks, long_holders
+from relay.operate.holders import HeldUp, commits_without_standby, foreign_locks, held_up, long_holders
 from relay.operate.pauses import LaneStatus, list_lanes
 from relay.operate.quarantine import RouteStatus, list_routes
 
@@ -25,6 +25,7 @@ from relay.operate.quarantine import RouteStatus, list_routes
 # waited. A relay has time to notice by itself (after 5 s) and to say so, which is then among the reasons.
 STALLED_AFTER = 10.0
 MOMENT = "%Y-%m-%d %H:%M:%S %Z"  # among the reasons
+LOOKED_AT = 50_000  # rows that wait in a state, when asked whose rows hold up whose; the doctor looks at all
 ROUTES_TOLD = 10  # among the reasons; `quarantined_routes` has them all
 
 # With what marks have counted and no heartbeat has added yet: a killed node leaves some of it.
@@ -187,6 +188,7 @@ def read_status(
         pending = _numbers(connection, COUNT_PENDING.format(**names))[0]
         parked, parked_heads = _numbers(connection, COUNT_PARKED.format(**names))
         (not_sent,) = _numbers(connection, COUNT_NOT_SENT.format(**names, words=NOT_SENT))
+        by_others = held_up(connection, schema, looked_at=LOOKED_AT)
         connection.execute(BY_INDEX)
         oldest = connection.execute(OLDEST_PENDING.format(**names, lanes=LANES)).fetchone()
         refused, tried_on = _numbers(connection, COUNT_REFUSED.format(**names, stalled_after=STALLED_AFTER))
@@ -205,6 +207,7 @@ def read_status(
         reasons += _reasons(nodes, lanes, pending, oldest_age if stalled else None)
     reasons += _row_reasons(refused, parked_heads, parked - parked_heads, not_sent)
     reasons += _route_reasons(routes)
+    reasons += [_writer_reason(each) for each in by_others]
     paused_lanes = [lane for lane in lanes if lane.paused_at is not None]
     reasons += [Reason(_lane_reason(lane), About.PAUSE) for lane in paused_lanes]
     in_the_way = [*foreign_locks(connection, schema), *long_holders(connection)]
@@ -286,6 +289,12 @@ def _row_reasons(refused: int, parked: int, held: int, not_sent: int) -> list[Re
         words = f"{parked} parked{behind}{by_us}: see `relay parked list`"
         reasons.append(Reason(words, About.PARKED))
     return reasons
+
+
+def _writer_reason(held: HeldUp) -> Reason:
+    is_parked = held.state == "parked"
+    command = "relay parked list --held" if is_parked else "relay quarantine list"
+    return Reason(f"{held}: see `{command}`", About.PARKED if is_parked else About.ROUTE)
 
 
 def _route_reasons(routes: Sequence[RouteStatus]) -> list[Reason]:

@@ -3,6 +3,7 @@
 Both writers are logins with the rights that config/roles.sql gives.
 """
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -18,7 +19,10 @@ from relay.config.settings import KeyScope, Ordering, Settings
 from relay.engine.session.session import LaneSession, array_text
 from relay.engine.settle.quarantine import FIND_PARKED
 from relay.engine.settle.quarantine_table import SET_ASIDE_BEHIND
-from relay.operate.parked import Selection
+from relay.operate.holders import HeldUp, held_up
+from relay.operate.parked import Selection, first_parked
+from relay.operate.status import read_status
+from tests.doctor.findings import OK, WARNING, look
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.bulk import operate, retry
 from tests.support.eventually import eventually
@@ -83,6 +87,63 @@ async def writers(
     yield [Writer(connection, outbox) for connection in opened]
     for connection in opened:
         await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("never_sent", "state", "command"),
+    [(COPY_TO_ALL, "parked", "relay parked list --held"), (NOWHERE, "quarantined", "relay quarantine list")],
+)
+async def test_who_holds_up_whose_rows_is_named(
+    writers: list[Writer],
+    outbox: Outbox,
+    settings: Settings,
+    database_url: str,
+    run_node: RunNode,
+    monkeypatch: pytest.MonkeyPatch,
+    never_sent: dict[str, Any],
+    state: str,
+    command: str,
+) -> None:
+    monkeypatch.setattr("relay.engine.settle.quarantine.PROBE_INITIAL", 60.0)
+    attacker, victim = writers
+    head = await attacker.insert(**never_sent)
+    followers = [await victim.insert() for _ in range(2)]
+    await attacker.insert()
+
+    async with run_node():
+        await eventually(outbox.is_empty, "nothing pending")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        found = held_up(connection, "outbox")
+        reasons = read_status(connection, "outbox").reasons
+        parked = first_parked(connection, "outbox", Selection(limit=10), with_held=True)
+    (finding,) = await asyncio.to_thread(look, settings, "database.writers")
+
+    words = f"role {attacker.role} holds up 2 rows of role {victim.role}, by {state} rows of their keys"
+    assert found == [HeldUp(state, attacker.role, victim.role, 2)]
+    assert f"{words}: see `{command}`" in reasons
+    assert (finding.verdict, finding.words) == (WARNING, words)
+    assert f"the rows of role {attacker.role}" in finding.remedy
+    if state == "parked":
+        assert {row.id: row.written_as for row in parked}.items() >= {
+            head: attacker.role, followers[0]: victim.role, followers[1]: victim.role,
+        }.items()  # fmt: skip
+
+
+async def test_nobody_is_named_for_rows_that_a_role_holds_up_itself_or_that_tell_no_role(
+    writers: list[Writer], outbox: Outbox, settings: Settings, database_url: str, run_node: RunNode
+) -> None:
+    attacker, victim = writers
+    for columns in (COPY_TO_ALL, {}, {"aggregate_id": "8", **COPY_TO_ALL}):
+        await attacker.insert(**columns)
+    later = await victim.insert(aggregate_id="8")
+    await outbox.connection.execute("UPDATE outbox.message SET written_as = '' WHERE id = %s", [later])
+
+    async with run_node():
+        await eventually(outbox.is_empty, "nothing pending")
+    (finding,) = await asyncio.to_thread(look, settings, "database.writers")
+
+    assert await outbox.column("held_behind", later) is not None
+    assert finding.verdict == OK
 
 
 @pytest.mark.parametrize("ordering", [Ordering.KEY, Ordering.PIPELINED])
