@@ -30,6 +30,7 @@ from relay.engine.send.routes import Router
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import SESSION_LOST, LaneSession
 from relay.engine.settle.mark import Delivered, Marker
+from relay.engine.settle.put_away import PutAway
 from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 from relay.engine.snapshot import NodeSnapshot
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
@@ -280,7 +281,8 @@ class Node:
         self._publisher.send_while(partial(session.has_answered_within, settings.node_timeout * OURS_FOR))
         retry = DatabaseRetry(session, self._health, drain=self.drain)
         tail = self._tail = Tail(session, settings, self._policy, retry, note_read=self._note_read)
-        held = ParkedKeys(session, tail, retry)
+        parking = PutAway(session, tail, retry)
+        held = ParkedKeys(session, tail, retry, parking)
         router = Router.of(self._settings)
         quarantine = Quarantine(session, tail, self._publisher, router, policy=self._policy, retry=retry)
         marker = Marker(
@@ -320,6 +322,9 @@ class Node:
                 tasks.create_task(lanes.run(), name="lanes"),
                 tasks.create_task(floors.keep(), name="floors"),
                 tasks.create_task(retry.keep_days(), name="days"),
+                tasks.create_task(parking.run(), name="parking"),
+                tasks.create_task(quarantine.door.run(), name="quarantine"),
+                tasks.create_task(marker.discarding.run(), name="discarding"),
                 tasks.create_task(VacuumWatch(session).run(), name="horizon"),
             )
             while not self._broker_link.up.is_set() and not self.drain.is_set():

@@ -42,6 +42,7 @@ class Limits(NamedTuple):
         saves: of floors that differ from what is saved.
         late: the number of the row whose transaction commits at any time; 0: no row.
         refusals: rows that the broker refuses once.
+        put_back: refused rows that a lock keeps from being put away.
         left: reads of rows whose key an operator has just released: they are left to the table.
         kills: of relays.
     """
@@ -51,6 +52,7 @@ class Limits(NamedTuple):
     saves: int
     late: int = 0
     refusals: int = 0
+    put_back: int = 0
     left: int = 0
     kills: int = 0
 
@@ -98,12 +100,16 @@ class Relay:
             self.course.confirmed.add(row.id)
         self.publisher.settle(Settled((row,), outcome, "because"))
 
-    async def mark(self) -> None:
-        """Do what the marker does."""
+    async def mark(self, *, is_locked: bool = False) -> None:
+        """Do what the marker does; a refused row backs off, or is put back as it cannot be put away."""
         confirmed, faulty = self.publisher.take_settled()
         self.course.world.change([row.id for row in confirmed], "sent")
         self.tail.forget(confirmed)
         for row, _, _ in faulty:
+            if is_locked:
+                self.course.put_back += 1
+                self.tail.put_back([row, *self.publisher.queue.remove_followers(row)], self.course.world.clock + STEP)
+                continue
             written = self.course.world.table[row.id]
             written.attempts, written.due = 1, self.course.world.clock + 2 * STEP
             self.tail.back_off(row, written.due, self.publisher.queue.put_off(row))
@@ -155,7 +161,7 @@ class Course:
         self.limits = limits
         self.relays = [Relay(self) for _ in range(2)]
         self.late: OpenTransaction | None = None
-        self.written = self.refusals = self.left = self.kills = self.moves = self.saves = 0
+        self.written = self.refusals = self.put_back = self.left = self.kills = self.moves = self.saves = 0
         self.sent: set[int] = set()
         self.confirmed: set[int] = set()
 
@@ -184,6 +190,8 @@ class Course:
                 yield Step(f"refuse {row.id}", partial(self.refuse, relay, row))
         if relay.publisher.confirmed or relay.publisher.faulty:
             yield Step("mark", relay.mark)
+        if relay.publisher.faulty and self.put_back < self.limits.put_back:
+            yield Step("mark, and put back", partial(relay.mark, is_locked=True))
         for number in range(LANES + 1) if self.moves < self.limits.moves else ():
             free = LANES - len(self.world.owners)
             if number < len(lanes.staying) or len(lanes.staying) < number <= len(lanes.staying) + free:
@@ -263,7 +271,16 @@ class Course:
         return (
             tuple((id_, each.state, each.attempts) for id_, each in sorted(self.world.table.items())),
             tuple(sorted((lane, read.floor, tuple(read.running.values())) for lane, read in self.world.saved.items())),
-            (self.written, self.late is None, self.refusals, self.left, self.kills, self.moves, self.saves),
+            (
+                self.written,
+                self.late is None,
+                self.refusals,
+                self.put_back,
+                self.left,
+                self.kills,
+                self.moves,
+                self.saves,
+            ),
             tuple(sorted(self.sent)),
             tuple(sorted(self.confirmed)),
             tuple(sorted(relay.print() for relay in self.relays)),

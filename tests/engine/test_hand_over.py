@@ -18,6 +18,7 @@ LARGER = {
     "back and forth": Limits(rows=4, moves=3, saves=1),
     "late commit": Limits(rows=4, moves=2, saves=1, late=1),
     "refused row": Limits(rows=4, moves=2, saves=1, refusals=1),
+    "row put back": Limits(rows=4, moves=2, saves=1, refusals=1, put_back=1),
     "released key": Limits(rows=4, moves=2, saves=1, left=1),
     "killed": Limits(rows=4, moves=2, saves=1, kills=1),
 }
@@ -50,6 +51,14 @@ def forget_what_backs_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BackingOff, "first", lambda _: {})
 
 
+def forget_what_is_put_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BackingOff, "put_back", lambda *_: None)
+
+
+def save_above_what_is_put_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tail, "floors", lambda self: self._positions.floors(self._known_until))
+
+
 def forget_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Positions, "_before", lambda *_: [])
 
@@ -80,6 +89,10 @@ BUGS = [
     PlantedBug(forget_what_is_under_way, Limits(rows=2, moves=2, saves=1), "the saved floor"),
     PlantedBug(give_up_amid_a_read, Limits(rows=2, moves=2, saves=0, late=1), "does not hold its lane"),
     PlantedBug(forget_what_backs_off, Limits(rows=6, moves=1, saves=1, refusals=1), "only a sweep finds"),
+    PlantedBug(forget_what_is_put_back, Limits(rows=2, moves=1, saves=0, refusals=1, put_back=1), "only a sweep finds"),
+    PlantedBug(
+        save_above_what_is_put_back, Limits(rows=2, moves=2, saves=1, refusals=1, put_back=1), "the saved floor"
+    ),
 ]
 SLOW_BUGS = [
     PlantedBug(forget_what_is_left, Limits(rows=2, moves=2, saves=1, left=1), "only a sweep finds"),

@@ -200,8 +200,9 @@ class Relaying(RuleBasedStateMachine):
         self._lose_what_is_in_flight()
         self.publisher.attach(self.wire)
 
-    @rule()
-    def mark(self) -> None:
+    @rule(is_locked=st.booleans())
+    def mark(self, is_locked: bool = False) -> None:
+        """Write what has settled; a lock may keep a row from being parked, which is then put back."""
         confirmed, faulty = self.publisher.take_settled()
         self.world.clock += BETWEEN
         if confirmed:
@@ -210,18 +211,18 @@ class Relaying(RuleBasedStateMachine):
             self.tail.forget(confirmed)
         for row, reason, _ in faulty:
             written = self.world.table[row.id]
+            if is_locked and written.attempts + 1 >= MAX_ATTEMPTS:
+                self.tail.put_back([row, *self._leave_key(row)], self.world.clock + 0.3)
+                continue
             written.attempts += 1
             if written.attempts < MAX_ATTEMPTS:
                 written.due = self.world.clock + 0.5
                 self.tail.back_off(row, written.due, self.publisher.queue.put_off(row))
                 continue
             assert reason == "because"
-            self._park([row])
+            self._park([row, *self._leave_key(row)])
             if self.settings.key_policy is KeyPolicy.HOLD:
                 self.held.add(row.key)
-                self._park(self.publisher.queue.remove_followers(row))
-            else:
-                self.publisher.queue.release_key(row)
 
     @rule()
     def lose_the_session(self) -> None:
@@ -271,6 +272,12 @@ class Relaying(RuleBasedStateMachine):
 
     def _running(self, which: int) -> OpenTransaction:
         return list(self.world.running.values())[which % len(self.world.running)]
+
+    def _leave_key(self, row: Row) -> list[Row]:
+        if self.settings.key_policy is KeyPolicy.HOLD:
+            return self.publisher.queue.remove_followers(row)
+        self.publisher.queue.release_key(row)
+        return []
 
     def _park(self, rows: list[Row]) -> None:
         if rows:

@@ -48,7 +48,7 @@ async def test_a_row_that_is_being_read_as_its_key_comes_to_be_held_waits_too(
 ) -> None:
     monkeypatch.setattr("relay.engine.settle.quarantine.PROBE_INITIAL", 60.0)
     head_is_refused, follower_is_read, head_is_parked = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    park, set_aside_behind = Marker._write_parked, QuarantineTable.set_aside_behind
+    park, find_behind = Marker._write_parked, QuarantineTable.find_behind
 
     async def park_late(marker: Marker, faults: Sequence[Fault]) -> bool:
         head_is_refused.set()
@@ -57,8 +57,8 @@ async def test_a_row_that_is_being_read_as_its_key_comes_to_be_held_waits_too(
         head_is_parked.set()
         return is_parked
 
-    async def set_aside_late(table: QuarantineTable, rows: Collection[Row]) -> set[int]:
-        behind = await set_aside_behind(table, rows)
+    async def find_late(table: QuarantineTable, rows: Collection[Row]) -> set[int]:
+        behind = await find_behind(table, rows)
         if any(row.id == head + 1 for row in rows):
             follower_is_read.set()
             await head_is_parked.wait()
@@ -68,7 +68,7 @@ async def test_a_row_that_is_being_read_as_its_key_comes_to_be_held_waits_too(
         await outbox.insert("2", exchange="", routing_key="nowhere")  # now windows are looked at by the quarantine, too
         await eventually(lambda: outbox.are_aside([1]), "it waits for its route")
         monkeypatch.setattr(Marker, "_write_parked", park_late)
-        monkeypatch.setattr(QuarantineTable, "set_aside_behind", set_aside_late)
+        monkeypatch.setattr(QuarantineTable, "find_behind", find_late)
         head = await outbox.insert_faulty("1")
         await head_is_refused.wait()
         follower = await outbox.insert("1")

@@ -14,21 +14,23 @@ from aio_pika.abc import AbstractChannel
 from pamqp.common import FieldTable
 from structlog.testing import capture_logs
 
-from relay.config.settings import DatabaseSettings, Ordering
+from relay.config.settings import DatabaseSettings, Ordering, RelaySettings
 from relay.engine.node import Node
 from relay.engine.nodes import membership
 from relay.engine.nodes.lanes import lock_lanes
+from relay.engine.read.tail import Tail
 from relay.engine.row import Outcome
 from relay.engine.send import refusals
 from relay.engine.session.session import LaneSession
 from relay.engine.settle import quarantine
+from relay.engine.settle.put_away import PutAway
 from relay.engine.settle.quarantine_table import Left, Place, QuarantineTable
 from relay.operate import pauses
 from relay.operate.pauses import LaneStatus
 from relay.operate.quarantine import RouteStatus, list_routes
 from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
-from tests.engine.follower import unhurried
+from tests.engine.follower import IN_ORDER, unhurried
 from tests.faults.victim import relay_victim
 from tests.support.events import times
 from tests.support.eventually import eventually
@@ -419,7 +421,9 @@ async def test_a_pause_that_the_relay_has_not_heard_of_is_obeyed_in_the_table(
     )
     async with await LaneSession.open(database) as lane_session:
         lane_session.lanes.take(await lock_lanes(lane_session))
-        table = QuarantineTable(lane_session, unhurried(lane_session))
+        retry = unhurried(lane_session)
+        tail = Tail(lane_session, RelaySettings(), IN_ORDER, retry)
+        table = QuarantineTable(lane_session, retry, PutAway(lane_session, tail, retry))
         ((_, entry),) = await table.routes()
         await outbox.connection.execute("UPDATE outbox.quarantine SET paused_at = now()")
 

@@ -14,7 +14,7 @@ from relay.engine.row import ROWS_PER_MOVE
 from relay.engine.session.session import LaneSession, array_text
 from relay.engine.settle.mark import PARK, POSTPONE, mark_statement
 from relay.engine.settle.quarantine import FIND_PARKED, PARK_BEHIND
-from relay.engine.settle.quarantine_table import LET_GO, SET_ASIDE, SET_ASIDE_BEHIND
+from relay.engine.settle.quarantine_table import FIND_BEHIND, LET_GO, SET_ASIDE, SET_ASIDE_BEHIND
 from tests.engine.conftest import Outbox
 from tests.engine.follower import IN_ORDER, unhurried
 from tests.support.days import make_days
@@ -73,6 +73,7 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
             {"kinds": ["customer"] * 500, "keys": [str(n) for n in range(500)], "roles": [None] * 500},
         ),
         "set aside": (session.sql(SET_ASIDE), {**ids, "routes": [1] * ROWS_PER_MOVE, "reasons": [""] * ROWS_PER_MOVE}),
+        "find behind": (session.sql(FIND_BEHIND), ids),
         "set aside behind": (session.sql(SET_ASIDE_BEHIND), ids),
         "let go": (session.sql(LET_GO), {"route": 1, "lanes": LANES, "rows": 500}),
     }

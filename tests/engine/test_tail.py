@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from relay.engine.read import positions
+from relay.engine.settle.put_away import PutAway
 from relay.engine.settle.quarantine_table import QuarantineTable
 from tests.engine.conftest import Outbox
 from tests.engine.follower import INSERT, Follow, insert, unhurried
@@ -62,7 +63,8 @@ async def test_a_statement_that_changed_nothing_hides_no_late_row(
     follower = await follow()
     await follower.has(await outbox.insert("1"))
     session = follower.tail._session
-    table, written_at = QuarantineTable(session, unhurried(session)), session.written_at
+    retry = unhurried(session)
+    table, written_at = QuarantineTable(session, retry, PutAway(session, follower.tail, retry)), session.written_at
     await eventually(lambda: session.written_at != written_at, "a real change, before which none of these rows is")
     late = [await insert(writer, "1")]
     for _ in range(10):

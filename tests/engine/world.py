@@ -29,6 +29,9 @@ class GivesUp:
     async def wait(self, error: Error, _: int) -> None:
         raise error
 
+    async def report(self, error: Error) -> None:
+        raise error
+
     def heal(self) -> None:
         """Nothing: no statement succeeds after it has failed."""
 

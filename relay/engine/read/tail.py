@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from operator import itemgetter
 
 from relay.backoff import wait_for_event
@@ -62,6 +63,7 @@ class Tail:
         self._row_at = 0.0
         self._due_at = 0.0  # when to look for rows that are due
         self._looked_at = 0.0  # when it last looked for them
+        self._wait_over_at = inf  # when the first of the keys that wait may go; the table may not know of it
         self._room = asyncio.Event()
         self._is_interrupted = False
         self._left_keys: set[Key] = set()  # of rows that were left to the table since the last read was planned
@@ -121,6 +123,14 @@ class Tail:
         self._backing_off.add(row, until, followers)
         self._due_at = min(self._due_at, until)
         self.forget((row, *followers))
+
+    def put_back(self, rows: Collection[Row], until: float) -> None:
+        """As `back_off`, for rows that cannot be put away now. The table knows nothing of this wait."""
+        for row in rows:
+            self._backing_off.put_back(row, until)
+        self._wait_over_at = min(self._wait_over_at, until)
+        self._due_at = min(self._due_at, until)
+        self.forget(rows)
 
     def hold_rows(self, window: list[Row]) -> list[Row]:
         """Return the rows that may be sent now; the others are left to the table.
@@ -250,7 +260,8 @@ class Tail:
         self._clock_offset = head.created_at - asked_at * 1e6
         # No sooner than a row is committed is its id on the disk. Ids that no row has may be given again after a crash.
         self._note_read(head.id, max((row.id for row in rows), default=0))
-        self._due_at = max(time.monotonic() + head.backoff_ms / 1000, self._looked_at + DUE_INTERVAL)
+        due_at = min(time.monotonic() + head.backoff_ms / 1000, self._wait_over_at)
+        self._due_at = max(due_at, self._looked_at + DUE_INTERVAL)
         return head, rows
 
     async def _look_for_due(self, now: float) -> None:
@@ -261,6 +272,7 @@ class Tail:
         for lane, first in (*due, *self._backing_off.end(now)):
             if lane in self._lanes.held:
                 self._positions.reread_from(lane, first - 1)
+        self._wait_over_at = self._backing_off.over_at()
 
 
 def first_ids(places: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -290,20 +302,37 @@ class BackingOff:
 
     def __init__(self, policy: DeliveryPolicy) -> None:
         self._policy = policy
-        self._waits: dict[Key | None, Wait] = {}  # rows without an order are not here
+        # By key. By lane for the rows that were put back and hold no key: of these, only the first is known.
+        self._waits: dict[Key | int | None, Wait] = {}
 
     def add(self, row: Row, until: float, followers: Iterable[Row] = ()) -> None:
         """Note that a row backs off, and its key if the row holds it. A late follower may have a lower id."""
         if self._policy.backoff_holds_key and row.key is not None:
-            self._waits[row.key] = Wait(row.lane, min(each.id for each in (row, *followers)), until)
+            self._note(row.key, Wait(row.lane, min(each.id for each in (row, *followers)), until))
+
+    def put_back(self, row: Row, until: float) -> None:
+        """Note that a row cannot be put away before that moment, and its key if such a row holds it."""
+        name = row.key if self._policy.put_away_holds_key and row.key is not None else row.lane
+        self._note(name, Wait(row.lane, row.id, until))
+
+    def _note(self, name: Key | int, wait: Wait) -> None:
+        """Note a wait. If there is one already, both end with the sooner: what must wait longer is then read again."""
+        other = self._waits.get(name, wait)
+        self._waits[name] = Wait(wait.lane, min(wait.first, other.first), min(wait.until, other.until))
 
     def holds(self, row: Row) -> bool:
-        """Whether a row must not be sent yet."""
-        return bool(row.backoff_ms) or row.key in self._waits
+        """Whether a row must not be sent yet, or was put back."""
+        if row.backoff_ms or row.key in self._waits:
+            return True
+        return (wait := self._waits.get(row.lane)) is not None and wait.first <= row.id
 
     def keys(self) -> Collection[Key]:
         """Return the keys that wait."""
-        return [key for key in self._waits if key is not None]
+        return [key for key in self._waits if isinstance(key, tuple)]
+
+    def over_at(self) -> float:
+        """Return the moment at which the first wait is over."""
+        return min((wait.until for wait in self._waits.values()), default=inf)
 
     def first(self) -> dict[int, int]:
         """Return the first id that waits in each lane."""

@@ -85,6 +85,10 @@ class DatabaseRetry:
         else:
             await wait_for_event(self._drain, backoff(attempts, RETRY_INITIAL, RETRY_MAX))
 
+    async def report(self, error: psycopg.Error) -> None:
+        """Log why a statement has failed, and show it in the health report."""
+        self._health.degrade("database", await self._explain(error))
+
     def _is_waited_for(self, fault: StatementFault) -> bool:
         match fault:
             case StatementFault.SESSION | StatementFault.TABLES:

@@ -19,6 +19,7 @@ from relay.engine.read.tail import Tail
 from relay.engine.row import Blame, Fault, Row, pieces
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession, Retry, places, retried
+from relay.engine.settle.put_away import ClosedError, PutAway
 from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 from relay.logger import get_logger
 from relay.observe.histogram import Histogram
@@ -99,7 +100,11 @@ class Delivered:
 
 
 class Marker:
-    """Marks settled rows; one mark takes the rows that settled during the mark before it."""
+    """Marks settled rows; one mark takes the rows that settled during the mark before it.
+
+    Attributes:
+        discarding: the way of rows into the partition of discarded rows; its `run` must run.
+    """
 
     def __init__(
         self,
@@ -119,6 +124,8 @@ class Marker:
         self._publisher = publisher
         self._held = held
         self._quarantine = quarantine
+        self._parking = held.parking
+        self.discarding = PutAway(session, tail, retry)
         self._policy = policy
         self._delivered = delivered
         self._retry = retry
@@ -198,7 +205,11 @@ class Marker:
             await self._discard([fault.row for fault in piece], piece[0].reason)
 
     async def _discard(self, rows: Sequence[Row], reason: str) -> None:
-        await self._write_discarded(rows, reason)
+        try:
+            await self._write_discarded(rows, reason)
+        except ClosedError:
+            self._put_back(self.discarding, rows)
+            return
         log.debug("messages.discarded", rows=len(rows), reason=reason)
         self._tail.forget(rows)
         self._quarantine.note_sent(rows)
@@ -207,7 +218,7 @@ class Marker:
 
     @retried
     async def _write_discarded(self, rows: Sequence[Row], reason: str) -> None:
-        async with self._session.use() as connection:
+        async with self.discarding.transaction() as connection:
             await connection.execute(self._session.sql(DISCARD), {**places(rows), "reason": reason})
 
     async def _postpone(self, row: Row, reason: str) -> None:
@@ -225,23 +236,37 @@ class Marker:
         return until
 
     async def _park(self, faults: Sequence[Fault]) -> None:
-        if not await self._write_parked(faults):
+        try:
+            are_parked = await self._write_parked(faults)
+        except ClosedError:
+            self._put_back(self._parking, [fault.row for fault in faults])
+            return
+        if not are_parked:
             half = len(faults) // 2
             await self._park(faults[:half])
             await self._park(faults[half:])
             return
-        queue = self._publisher.queue
         followers: list[Row] = []
         for row, reason, _ in faults:
             log.error("message.parked", id=row.id, attempts=row.attempts, reason=reason)
             self._quarantine.end_probe(row)
-            if row.key is None or not self._policy.put_away_holds_key:
-                queue.release_key(row)
-            else:
-                followers += queue.remove_followers(row)
+            followers += self._leave_key(row)
+            if row.key is not None and self._policy.put_away_holds_key:
                 self._held.add(row)
         self._tail.forget([fault.row for fault in faults])
         await self._held.park_behind(followers)
+
+    def _leave_key(self, row: Row) -> list[Row]:
+        """Return the rows that wait behind a row that is put away, or let its key go on and return no rows."""
+        queue = self._publisher.queue
+        if row.key is not None and self._policy.put_away_holds_key:
+            return queue.remove_followers(row)
+        queue.release_key(row)
+        return []
+
+    def _put_back(self, closed: PutAway, rows: Sequence[Row]) -> None:
+        for row in rows:
+            closed.put_back([row, *self._leave_key(row)])
 
     @retried
     async def _write_parked(self, faults: Sequence[Fault]) -> bool:
@@ -251,14 +276,12 @@ class Marker:
             "reasons": [fault.reason for fault in faults],
         }
         try:
-            async with self._session.use() as connection, connection.transaction():
+            async with self._parking.transaction(may_split=len(faults) > 1) as connection:
                 await self._session.take_park_lock(connection)
                 if len(faults) > 1:  # a single row gets the whole time
                     await self._session.halve_timeout(connection)
                 await connection.execute(self._session.sql(PARK), parameters)
         except psycopg.errors.QueryCanceled:
-            if len(faults) == 1:
-                raise
             log.warning("park.timed_out", rows=len(faults))
             return False
         return True

@@ -29,6 +29,7 @@ from relay.engine.row import Fault, Key, Row, fetch_rows, give_bytes, key_of, pi
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
 from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
+from relay.engine.settle.put_away import ClosedError, PutAway
 from relay.engine.settle.quarantine_table import Entry, Left, Place, QuarantineTable, key_from, names, parameters_of
 from relay.logger import get_logger
 
@@ -94,12 +95,16 @@ class ParkedKeys:
 
     Of each key only the hash is kept, 8 bytes, as there may be millions. Python salts its hashes in each process, so no
     writer can choose two keys of one hash.
+
+    Attributes:
+        parking: the way of rows into the partition of parked rows, which the marker uses too.
     """
 
-    def __init__(self, session: LaneSession, tail: Tail, retry: Retry) -> None:
+    def __init__(self, session: LaneSession, tail: Tail, retry: Retry, parking: PutAway) -> None:
         self._session = session
         self._tail = tail
         self._retry = retry
+        self.parking = parking
         self._hashes: dict[int, array[int]] = {}  # lane -> hashes of its keys, in order; no lane without a key
         self._added: set[Key | None] = set()  # since `hold_rows` was called
 
@@ -152,7 +157,11 @@ class ParkedKeys:
             await self._park_behind(piece)
 
     async def _park_behind(self, rows: Sequence[Row]) -> None:
-        parked = await self._write_parked(rows)
+        try:
+            parked = await self._write_parked(rows)
+        except ClosedError:
+            self.parking.put_back(rows)
+            return
         self._tail.forget([row for row in rows if row.id in parked])
         if left := [row for row in rows if row.id not in parked]:
             held = await self._find_keys({row.key for row in left if row.key is not None})
@@ -189,7 +198,7 @@ class ParkedKeys:
 
     @retried
     async def _write_parked(self, rows: Sequence[Row]) -> set[int]:
-        async with self._session.use() as connection, connection.transaction():
+        async with self.parking.transaction() as connection:
             await self._session.take_park_lock(connection)
             cursor = await connection.execute(self._session.sql(PARK_BEHIND), places(rows))
             return {row[0] for row in await cursor.fetchall()}
@@ -222,7 +231,11 @@ class QuarantinedRoute:
 
 
 class Quarantine:
-    """The routes in quarantine, and the rows' way in and out, for the lanes of one session."""
+    """The routes in quarantine, and the rows' way in and out, for the lanes of one session.
+
+    Attributes:
+        door: the way of rows into the partition of quarantined rows, and out of it; its `run` must run.
+    """
 
     def __init__(
         self,
@@ -235,7 +248,8 @@ class Quarantine:
         retry: Retry,
     ) -> None:
         self._session = session
-        self._table = QuarantineTable(session, retry)
+        self.door = PutAway(session, tail, retry)
+        self._table = QuarantineTable(session, retry, self.door)
         self._tail = tail
         self._publisher = publisher
         self._router = router
@@ -331,7 +345,8 @@ class Quarantine:
             for row in heads:
                 queue.release_key(row)
             return
-        # These rows are in the table now, so `set_aside_behind` finds their keys there.
+        # These rows are in the table now, and `find_behind` finds their keys there. Or they were put back, and the tail
+        # holds their keys.
         followers = [row for row in waiting if not is_bound_there(row)]
         for row in heads:
             followers += queue.remove_followers(row)
@@ -397,10 +412,11 @@ class Quarantine:
                 for address, route in due[:ROUTES_AT_A_TIME]:
                     if not self._session.lanes.held:
                         self._schedule(route)
-                    elif route.works:
-                        await self._let_go(address, route)
-                    else:
-                        await self._probe(address, route)
+                        continue
+                    try:
+                        await (self._let_go(address, route) if route.works else self._probe(address, route))
+                    except ClosedError:
+                        self._schedule(route)
         self._tail.go_on()  # the work of any interrupt until now is done, or the timer is armed for it
         if self._routes:
             self._arm()  # also when no probe was due: the loop counts milliseconds, so a timer may fire a bit early
@@ -411,7 +427,11 @@ class Quarantine:
         for piece in pieces(rows, (row.cost for row in rows)):
             addresses = [self._router.address(row) for row in piece]
             own = {address: reasons[address] for address in addresses}
-            entries = await self._table.set_aside(piece, addresses, own)
+            try:
+                entries = await self._table.set_aside(piece, addresses, own)
+            except ClosedError:
+                self.door.put_back(piece)
+                continue
             self._tail.forget(piece)
             aside = {(row.lane, row.id) for row in piece}
             for address, entry in entries.items():
@@ -439,10 +459,17 @@ class Quarantine:
         """Set aside the rows whose key has an earlier row in quarantine, and return the others."""
         if not self._holding or not rows:
             return rows
-        behind = await self._table.set_aside_behind(rows)
-        if not behind:
+        found = await self._table.find_behind(rows)
+        if not found:
             return rows
-        self._tail.forget([row for row in rows if row.id in behind])
+        followers = [row for row in rows if row.id in found]
+        try:
+            behind = await self._table.set_aside_behind(followers)
+        except ClosedError:
+            self.door.put_back(followers)
+            behind = found
+        else:
+            self._tail.forget([row for row in followers if row.id in behind])
         return [row for row in rows if row.id not in behind]
 
     async def _probe(self, address: Address, route: QuarantinedRoute) -> None:

@@ -1,5 +1,6 @@
 """The quarantine in the database: its routes, the rows that wait for them, and the rows' way in and out."""
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from psycopg.sql import SQL
 from relay.engine.row import Key, Row
 from relay.engine.send.routes import Address
 from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
+from relay.engine.settle.put_away import PutAway
 
 Place = tuple[int, int]  # lane and id of a row
 
@@ -35,6 +37,19 @@ SET_ASIDE = SQL("""
         WHERE aside.lane = row.lane AND aside.id = row.id
     )
     WHERE state = 'pending' AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
+""")
+
+# It changes nothing, so a session that keeps rows from being set aside does not keep rows of other keys waiting.
+FIND_BEHIND = SQL("""
+    SELECT given.id
+    FROM {given}
+    CROSS JOIN LATERAL (
+        SELECT
+        FROM {schema}.message AS ahead
+        WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = given.aggregate_type
+            AND ahead.aggregate_id = given.aggregate_id AND ahead.id < given.id
+        LIMIT 1
+    ) AS ahead
 """)
 
 SET_ASIDE_BEHIND = SQL("""
@@ -147,12 +162,13 @@ class Left(Enum):
 class QuarantineTable:
     """The statements, which run on the session that holds the lanes of the rows.
 
-    Statements that may find no row to change run in `use`, not in `write`. `set_aside_behind` most often finds no row.
+    Statements that may find no row to change run in `use`, not in `write`.
     """
 
-    def __init__(self, session: LaneSession, retry: Retry) -> None:
+    def __init__(self, session: LaneSession, retry: Retry, put_away: PutAway) -> None:
         self._session = session
         self._retry = retry
+        self._put_away = put_away
 
     @retried
     async def routes(self) -> list[tuple[Address, Entry]]:
@@ -172,13 +188,16 @@ class QuarantineTable:
 
         Args:
             addresses: one for each row.
+        Raises:
+            ClosedError: no row can be set aside for now.
         """
         entered = {
             "exchanges": [address.exchange.decode() for address in reasons],
             "routing_keys": [address.routing_key.decode() for address in reasons],
             "reasons": list(reasons.values()),
         }
-        async with self._session.write() as connection, connection.transaction():
+        began = time.monotonic()
+        async with self._put_away.transaction() as connection:
             cursor = await connection.execute(self._session.sql(ENTER), entered)
             entries = {
                 Address(exchange.encode(), routing_key.encode()): Entry(*rest)
@@ -189,12 +208,24 @@ class QuarantineTable:
                 "reasons": [reasons[address] for address in addresses],
             }
             await connection.execute(self._session.sql(SET_ASIDE), places(rows) | aside)
+        self._session.note_written(began)
         return entries
 
     @retried
-    async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
-        """Set aside the rows whose key has an earlier row in quarantine; return their ids."""
+    async def find_behind(self, rows: Collection[Row]) -> set[int]:
+        """Return the ids of the rows whose key has an earlier row in quarantine."""
         async with self._session.use() as connection:
+            cursor = await connection.execute(self._session.sql(FIND_BEHIND), places(rows))
+            return {id_ for (id_,) in await cursor.fetchall()}
+
+    @retried
+    async def set_aside_behind(self, rows: Collection[Row]) -> set[int]:
+        """Set aside the rows whose key has an earlier row in quarantine; return their ids.
+
+        Raises:
+            ClosedError: no row can be set aside for now.
+        """
+        async with self._put_away.transaction() as connection:
             cursor = await connection.execute(self._session.sql(SET_ASIDE_BEHIND), places(rows))
             return {id_ for (id_,) in await cursor.fetchall()}
 
@@ -214,9 +245,11 @@ class QuarantineTable:
             but: keys whose rows may not go.
             holding: whether a parked or quarantined row holds its key.
             last: whether to take the last such row instead of the first.
+        Raises:
+            ClosedError: no row can leave the quarantine for now.
         """
         statement = self._session.sql(TAKE_PROBE, direction=SQL("DESC" if last else "ASC"))
-        async with self._session.use() as connection, connection.transaction():
+        async with self._put_away.transaction() as connection:
             values = {
                 "route": route,
                 "lanes": self._lanes(),
@@ -241,8 +274,12 @@ class QuarantineTable:
 
     @retried
     async def let_go(self, route: int, rows: int) -> tuple[list[Place], Left]:
-        """Make up to `rows` rows of a route pending, in order; return them, and what is left of the route."""
-        async with self._session.use() as connection, connection.transaction():
+        """Make up to `rows` rows of a route pending, in order; return them, and what is left of the route.
+
+        Raises:
+            ClosedError: no row can leave the quarantine for now.
+        """
+        async with self._put_away.transaction() as connection:
             cursor = await connection.execute(self._session.sql(LOCK), {"route": route})
             found = await cursor.fetchone()
             if found == (True,):
