@@ -5,9 +5,12 @@ that an older relay parks are grouped, too. `replay` becomes `job`. Views of the
 
 Made as the owner of the tables, whichever role migrates. Roles that may read, make or run replays may do so with jobs.
 
-Lock: ACCESS EXCLUSIVE on replay, replay_failure, operator_audit and dead_letter_audit. SHARE ROW EXCLUSIVE on
-message_parked, SHARE UPDATE EXCLUSIVE on message. All until the rows that are parked have their causes: 45 s for a
-million. Relays park no row meanwhile, and send the others.
+The rows that are parked get their causes first, which takes 45 s for a million and locks nothing. Then come the locks
+and the rows that were parked, changed or released meanwhile.
+
+Lock: ACCESS EXCLUSIVE on replay, replay_failure, operator_audit, dead_letter_audit and message_count. SHARE ROW
+EXCLUSIVE on message_parked. SHARE UPDATE EXCLUSIVE on message. All for 2 s at a million parked rows. Relays park no row
+meanwhile, and send the others.
 """
 
 from alembic import op
@@ -88,20 +91,41 @@ BEGIN
     RETURN NULL;
 END $$;
 REVOKE EXECUTE ON FUNCTION {schema}.note_parked() FROM PUBLIC;
+"""
+
+# `version` tells whether a row was changed since.
+SEEN = """
+CREATE TABLE {schema}.parked_seen AS
+    SELECT id, xmin AS version, {schema}.failure_cause(last_error) AS cause, event_type,
+        coalesce(exchange, '') AS place, held_behind, parked_at
+    FROM {schema}.message_parked;
+"""
+
+CAUSES_OF_SEEN = """
+INSERT INTO {schema}.failure (id, source, cause, event_type, place)
+SELECT DISTINCT {schema}.failure_group('parked', cause, event_type, place), 'parked', cause, event_type, place
+FROM {schema}.parked_seen
+ON CONFLICT DO NOTHING;
+INSERT INTO {schema}.parked_failure (id, failure, held_behind, parked_at)
+SELECT id, {schema}.failure_group('parked', cause, event_type, place), held_behind, parked_at FROM {schema}.parked_seen;
+"""
+
+# From here on nobody parks a row, or releases one.
+SINCE = """
 CREATE TRIGGER note_parked AFTER INSERT OR DELETE OR UPDATE OF held_behind, last_error ON {schema}.message_parked
     FOR EACH ROW EXECUTE FUNCTION {schema}.note_parked();
 
-WITH found AS MATERIALIZED (
+DELETE FROM {schema}.parked_failure AS noted
+USING {schema}.parked_seen AS seen
+WHERE noted.id = seen.id AND NOT EXISTS (
+    SELECT FROM {schema}.message_parked AS row WHERE row.id = seen.id AND row.xmin = seen.version
+);
+DROP TABLE {schema}.parked_seen;
+CREATE TABLE {schema}.parked_seen AS
     SELECT id, {schema}.failure_cause(last_error) AS cause, event_type, coalesce(exchange, '') AS place, held_behind,
         parked_at
-    FROM {schema}.message_parked
-), named AS (
-    INSERT INTO {schema}.failure (id, source, cause, event_type, place)
-    SELECT {schema}.failure_group('parked', cause, event_type, place), 'parked', cause, event_type, place
-    FROM found GROUP BY cause, event_type, place
-)
-INSERT INTO {schema}.parked_failure (id, failure, held_behind, parked_at)
-SELECT id, {schema}.failure_group('parked', cause, event_type, place), held_behind, parked_at FROM found;
+    FROM {schema}.message_parked AS row
+    WHERE NOT EXISTS (SELECT FROM {schema}.parked_failure AS noted WHERE noted.id = row.id);
 """
 
 # Set aside by an operator: neither sent nor deleted, and restorable.
@@ -280,7 +304,8 @@ DROP TABLE {schema}.message_archived;
 
 def upgrade(schema: str) -> None:
     needed = SENT_DAY_NEEDED.format(schema=schema, **BY_JOBS)
-    for script in (AS_OWNER, CAUSE, FAILURES, ARCHIVED, JOBS, GRANTS):
+    fill = (SEEN, CAUSES_OF_SEEN, SINCE, CAUSES_OF_SEEN, "DROP TABLE {schema}.parked_seen")
+    for script in (AS_OWNER, CAUSE, FAILURES, *fill, ARCHIVED, JOBS, GRANTS):
         op.execute(script.format(schema=schema))
     for script in (needed, "RESET ROLE"):
         op.execute(script)

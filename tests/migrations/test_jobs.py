@@ -1,6 +1,7 @@
 """0015: replays become jobs, also those of an older release, and what that release parks is grouped."""
 
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from psycopg.sql import SQL, Identifier
@@ -8,10 +9,12 @@ from psycopg.sql import SQL, Identifier
 from relay.config.settings import DatabaseSettings
 from relay.jobs.job import list_jobs
 from relay.operate.failures import list_parked_groups
+from relay.operate.lock_wait import LockLimits
 from relay.operate.migrate import downgrade, migrate
 from relay.operate.session import session
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of
+from tests.support.process import wait_for
 
 PARKED = """
     INSERT INTO outbox.message (aggregate_type, event_type, payload, state, parked_at, last_error)
@@ -35,6 +38,19 @@ SAVE = """
     SELECT count(*) FROM saved
 """
 GROUPS = "SELECT cause FROM outbox.parked_failure JOIN outbox.failure AS named ON named.id = parked_failure.failure"
+# Of three parked rows, one goes, one fails in another way, and one comes.
+CHANGE = """
+    DELETE FROM outbox.message_parked WHERE last_error = 'refused for 1';
+    UPDATE outbox.message_parked SET last_error = 'too large' WHERE last_error = 'refused for 2';
+    INSERT INTO outbox.message (aggregate_type, event_type, payload, state, parked_at, last_error)
+        VALUES ('a', 'e', '1', 'parked', now(), 'unreadable')
+"""
+WAITS = "SELECT FROM pg_locks WHERE NOT granted AND mode = 'ShareRowExclusiveLock'"
+READ_BY_WAITING = """
+    SELECT relname FROM pg_locks JOIN pg_class ON pg_class.oid = relation
+    WHERE granted AND mode = 'AccessShareLock' AND relname = 'message_parked'
+        AND pid IN (SELECT pid FROM pg_locks WHERE NOT granted)
+"""
 JOB = "INSERT INTO outbox.job (kind, source, made_by, filter) VALUES ('retry', 'parked', 'ada', '{}')"
 READ = "SELECT id, state, made_by, selected, replayed, failed, position FROM outbox.replay"
 
@@ -75,6 +91,25 @@ def test_rows_that_are_parked_when_the_tables_come_are_grouped(
 
     with session(database) as opened:
         assert [(each.cause, each.count) for each in list_parked_groups(opened, "outbox")] == [("refused for *", 3)]
+
+
+def test_rows_parked_or_released_while_the_others_are_grouped_are_noted(
+    database: DatabaseSettings, connection: Connection, other_connection: Connection
+) -> None:
+    """The migration reads the causes before it locks the parked rows, and once more what has changed until then."""
+    downgrade(database, "0014")
+    connection.execute(PARKED)
+    with ThreadPoolExecutor(1) as thread, connection.transaction():
+        connection.execute(CHANGE)
+        migrating = thread.submit(migrate, database, limits=LockLimits(lock_timeout=60))
+        wait_for(lambda: other_connection.execute(WAITS).fetchone() is not None, "it waits for its lock", 60)
+        read = other_connection.execute(READ_BY_WAITING).fetchall()
+    migrating.result(timeout=60)
+
+    assert read == [("message_parked",)]
+    assert other_connection.execute(f"{GROUPS} ORDER BY cause").fetchall() == [
+        ("refused for *",), ("too large",), ("unreadable",)
+    ]  # fmt: skip
 
 
 def test_an_older_release_makes_and_saves_its_replays(database: DatabaseSettings, connection: Connection) -> None:
