@@ -88,7 +88,7 @@ def test_a_row_that_came_to_light_behind_a_later_one_is_read_again_with_it() -> 
     assert waits.end(10.0) == [(ROW.lane, 1)]
 
 
-def test_a_row_that_was_put_back_is_read_again_though_a_later_one_of_its_key_backs_off() -> None:
+def test_a_row_put_back_is_read_again_though_a_later_one_of_its_key_backs_off() -> None:
     late, refused = ROW._replace(id=1), ROW._replace(id=5)
     waits = BackingOff(IN_ORDER)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from itertools import groupby
 from operator import itemgetter
@@ -341,10 +341,10 @@ async def test_rows_in_quarantine_of_a_paused_lane_stay_there_and_the_route_work
     asked = 0
     let_go = QuarantineTable.let_go
 
-    async def count(table: QuarantineTable, route: int, rows: int) -> object:
+    async def count(table: QuarantineTable, routes: Sequence[int], rows: int) -> object:
         nonlocal asked
         asked += 1
-        return await let_go(table, route, rows)
+        return await let_go(table, routes, rows)
 
     lane, other = await lane_of(outbox, "0"), (await outbox.keys_of_other_lanes())[0]
     waits = await outbox.insert("0", exchange="", routing_key="later")
@@ -428,10 +428,10 @@ async def test_a_pause_that_the_relay_has_not_heard_of_is_obeyed_in_the_table(
         await outbox.connection.execute("UPDATE outbox.quarantine SET paused_at = now()")
 
         probe = await table.take_probe(entry.id, but=(), holding=True, last=False)
-        gone = await table.let_go(entry.id, 10)
+        gone = await table.let_go([entry.id], 10)
 
     assert probe is None
-    assert gone == ([], Left.PAUSE)
+    assert gone == ([], {entry.id: Left.PAUSE})
     assert await outbox.ids("quarantined") == [row]
     assert await outbox.quarantined_routes() == [("", "later")]
 

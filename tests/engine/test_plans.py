@@ -75,7 +75,7 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
         "set aside": (session.sql(SET_ASIDE), {**ids, "routes": [1] * ROWS_PER_MOVE, "reasons": [""] * ROWS_PER_MOVE}),
         "find behind": (session.sql(FIND_BEHIND), ids),
         "set aside behind": (session.sql(SET_ASIDE_BEHIND), ids),
-        "let go": (session.sql(LET_GO), {"route": 1, "lanes": LANES, "rows": 500}),
+        "let go": (session.sql(LET_GO), {"routes": array_text(range(500)), "lanes": LANES, "each": 1}),
     }
 
     for name, (statement, values) in statements.items():

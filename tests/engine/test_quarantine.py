@@ -15,7 +15,7 @@ from relay.engine.row import ROWS_PER_MOVE, Row
 from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
 from relay.engine.session.session import LaneSession
-from relay.engine.settle.quarantine import ROUTES_AT_A_TIME, Quarantine
+from relay.engine.settle.quarantine import PROBES_AT_A_TIME, Quarantine
 from relay.engine.settle.quarantine_table import Entry, Place, QuarantineTable
 from relay.jobs.job import Job
 from relay.operate.quarantine import Changed, list_routes, probe, reroute
@@ -296,7 +296,7 @@ async def is_left(outbox: Outbox) -> bool:
 async def test_rows_of_other_routes_go_on_while_many_routes_are_probed(
     outbox: Outbox, queue: Reader, run_node: RunNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(10 * ROUTES_AT_A_TIME):
+    for number in range(50 * PROBES_AT_A_TIME):
         await outbox.insert(str(number), exchange="", routing_key=f"gone-{number}")
     async with run_node():
         await eventually(outbox.is_empty, "all wait for their routes", 60)
@@ -323,7 +323,7 @@ async def test_rows_of_other_routes_go_on_while_many_routes_are_probed(
     async with run_node():  # after a start all are due at once
         await queue.ids(1)
 
-    assert 0 < probes_before <= 3 * ROUTES_AT_A_TIME
+    assert 0 < probes_before <= 15 * PROBES_AT_A_TIME
 
 
 @pytest.mark.parametrize("wire", WireKind)

@@ -7,16 +7,26 @@ in memory of the keys only spares a query for all other keys.
 `Quarantine`: no queue is bound for a routing key, an exchange is missing or forbidden, or a queue has taken no message
 for long. The address is at fault, not the row, so rows for such an address lose no attempt. They wait in a separate
 partition, where they delay no other row. From time to time the relay sends one of them as a probe, alone on a channel.
-Once the broker takes the probe, the other rows follow in order.
+Once the broker takes the probe, the other rows follow in order, and then those of other routes of its exchange
+(`release.py`).
 An operator can pause a route: its rows wait in the same way, and the relay sends no probe before it is resumed.
 If a row that is put away holds its key (`DeliveryPolicy`), the later rows of the key wait with it, whatever their
 address.
+
+Order. Rows of one key may wait for several routes, and the routes leave in any order. What keeps the order is that no
+row is offered while an earlier row of its key is in quarantine:
+
+- Rows come back only between two windows, when no read has begun and every row that was read is offered. The tail then
+  reads from the first of them, so the rows of a key come by their ids.
+- A row that was read goes behind the earlier row of its key (`find_behind`), and comes back after it.
+- A row that the broker returns takes along the rows that wait behind it in the queue (`_take`).
+- A probe is the first row of its key, and no row of that key is in flight or backs off.
 """
 
 import asyncio
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -31,6 +41,7 @@ from relay.engine.send.routes import Address, Router
 from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
 from relay.engine.settle.put_away import ClosedError, PutAway
 from relay.engine.settle.quarantine_table import Entry, Left, Place, QuarantineTable, key_from, names, parameters_of
+from relay.engine.settle.release import Agenda, Trust
 from relay.logger import get_logger
 
 log = get_logger(__name__)
@@ -38,9 +49,11 @@ log = get_logger(__name__)
 PROBE_INITIAL, PROBE_MAX = 0.5, 5.0  # seconds between two probes of one route
 PROBES_A_SECOND = 20  # for all routes together; each probe costs the database three transactions
 LOAD_INTERVAL = 5.0  # seconds between two reads of the routes in the table, while there are routes
-ROUTES_AT_A_TIME = 20  # between two windows: other rows go on while thousands of routes are due
-ROWS_PER_RELEASE = 2000
-ROWS_PER_LOAD = 20_000
+LOADED_A_SECOND = 1000  # routes; the loop stands still for 3 us a route, while each is read
+PROBES_AT_A_TIME = 4  # between two windows: other rows go on while thousands of routes are due
+ROWS_PER_RELEASE = 1000
+LOG_INTERVAL = 1.0  # seconds between two lines about routes that come, and between two about routes that go
+ROWS_PER_LOAD = 20_000  # of parked ones
 
 # In pieces, as there may be millions: between two of them the session marks what was sent.
 LOAD_PARKED = SQL("""
@@ -219,15 +232,8 @@ class QuarantinedRoute:
     reason: str
     probes: int  # since the route came into quarantine
     is_paused: bool = False  # no probe, and no row is let go
-    probe_at: float = 0.0  # loop time of the next probe
     probe: Place | None = None  # the row that is under way as a probe
     works: bool = False  # the broker took a probe, or all of ours have gone: the relay releases the rows
-
-    def pause(self) -> None:
-        self.is_paused, self.works = True, False
-
-    def resume(self) -> None:
-        self.is_paused, self.probe_at = False, 0.0
 
 
 class Quarantine:
@@ -255,6 +261,13 @@ class Quarantine:
         self._router = router
         self._holding = policy.put_away_holds_key
         self._routes: dict[Address, QuarantinedRoute] = {}
+        self._probes: dict[Place, Address] = {}  # under way
+        self._to_probe = Agenda()  # in loop time, as the next
+        self._to_release = Agenda()  # routes that work
+        self._trust = Trust()
+        self._probed_until = 0.0  # loop time at which the probes so far have taken their time
+        self._come = Lines(lambda **words: log.warning("route.quarantined", **words))
+        self._gone = Lines(lambda **words: log.info("route.released", **words))
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._load_at = 0.0  # loop time
@@ -273,24 +286,28 @@ class Quarantine:
         self._arm()
 
     async def _load(self) -> None:
-        self._load_at = self._loop.time() + LOAD_INTERVAL
         entries = dict(await self._table.routes())
+        self._load_at = self._loop.time() + max(LOAD_INTERVAL, len(entries) / LOADED_A_SECOND)
+        paused: dict[Address, str] = {}
         for address, entry in entries.items():
-            route = self._routes.setdefault(address, QuarantinedRoute(entry.id, entry.reason, entry.probes))
+            if (route := self._routes.get(address)) is None:
+                route = self._routes[address] = QuarantinedRoute(entry.id, entry.reason, entry.probes)
+                self._to_probe.put(address, 0.0)
             route.id = entry.id  # a new one if the other nodes have released the route and quarantined it again
             if entry.probes < route.probes:
-                route.probes, route.probe_at = entry.probes, 0.0
+                route.probes = entry.probes
+                self._hurry(address, route)
             if entry.is_paused:
                 if not route.is_paused:
                     log.info("route.paused", **names(address), reason=entry.reason)
-                route.reason = entry.reason
-                route.pause()
-                # With each load: a row that was in flight at the pause may have been refused since, to be sent again.
-                await self._take([], {address: entry.reason})
+                route.reason = paused[address] = entry.reason
+                self._pause(address, route)
+        if paused:  # with each load: a row in flight at the pause may have been refused since, to be sent again
+            await self._take([], paused)
         for address, route in self._routes.items():
-            if route.is_paused and not (address in entries and entries[address].is_paused):
+            if route.is_paused and address not in paused:
                 log.info("route.resumed", **names(address))
-                route.resume()
+                self._resume(address, route)
 
     def _load_soon(self) -> None:
         self._load_at = 0.0
@@ -326,8 +343,10 @@ class Quarantine:
     async def take(self, faults: Sequence[Fault]) -> None:
         """Put the addresses of these rows into quarantine, with all rows for these addresses that were not sent."""
         reasons = {self._router.address(fault.row): fault.reason for fault in reversed(faults)}  # the first of each
+        rows = [fault.row for fault in faults]
+        self._trust.note_returned(rows)
         async with self._turn:
-            await self._take([fault.row for fault in faults], reasons)
+            await self._take(rows, reasons)
 
     async def _take(self, returned: Sequence[Row], reasons: Mapping[Address, str]) -> None:
         """Set aside these rows, and all rows for these addresses that wait to be sent."""
@@ -372,28 +391,31 @@ class Quarantine:
         Args:
             at_once: whether to send the next probe at once.
         """
-        for address, route in self._routes.items():
-            if route.probe == (row.lane, row.id):
-                route.probe = None
-                if at_once:
-                    route.probe_at = 0.0
-                    self._arm()
-                return address
-        return None
+        if (address := self._probes.get((row.lane, row.id))) is None:
+            return None
+        route = self._routes[address]
+        self._set_probe(address, route, None)
+        if at_once:
+            self._hurry(address, route)
+            self._arm()
+        return address
 
     def note_sent(self, rows: Iterable[Row]) -> None:
         """Note that these rows are marked, or discarded: a route whose probe is among them works again."""
-        probed = {route.probe: (address, route) for address, route in self._routes.items() if route.probe}
-        if not probed:
+        if not self._routes:
             return
-        for row in rows:
-            address, route = probed.get((row.lane, row.id), (None, None))
-            if route is not None:
-                route.probe = None
+        if self._trust.note_sent(rows):
+            self._arm()
+        for row in rows if self._probes else ():
+            if (address := self._probes.get((row.lane, row.id))) is not None:
+                route = self._routes[address]
+                self._set_probe(address, route, None)
                 # A row that waited only behind another row of its key says nothing about that row's route.
                 route.works = self._router.address(row) == address and not route.is_paused
-                route.probe_at = 0.0
-        self._arm()
+                if route.works:
+                    self._trust.begin(address)
+                self._hurry(address, route)
+                self._arm()
 
     async def tend(self) -> None:
         """Send the probes that are due, and release the rows whose route works.
@@ -404,22 +426,45 @@ class Quarantine:
         now = self._loop.time()
         if now >= self._load_at and (self._routes or not self._load_at):
             await self.load()
-        active = [(address, route) for address, route in self._routes.items() if not route.is_paused]
-        due = [(address, route) for address, route in active if route.probe_at <= now]
-        due.sort(key=lambda each: each[1].probe_at)
-        if due:
+        if self._routes:
             async with self._turn:
-                for address, route in due[:ROUTES_AT_A_TIME]:
-                    if not self._session.lanes.held:
-                        self._schedule(route)
-                        continue
-                    try:
-                        await (self._let_go(address, route) if route.works else self._probe(address, route))
-                    except ClosedError:
-                        self._schedule(route)
+                await self._release(now)
+                await self._send_probes(now)
         self._tail.go_on()  # the work of any interrupt until now is done, or the timer is armed for it
         if self._routes:
             self._arm()  # also when no probe was due: the loop counts milliseconds, so a timer may fire a bit early
+
+    async def _release(self, now: float) -> None:
+        """Let rows go: of the routes that work, and of those that go on trust."""
+        due = self._to_release.take(now, ROWS_PER_RELEASE)
+        if not self._session.lanes.held:
+            self._trust.clear()
+        try:
+            if due and self._session.lanes.held:
+                await self._let_go(due, self._hurry)
+                due.clear()
+            if self._trust:
+                may_go = {address: not (route.is_paused or route.works) for address, route in self._routes.items()}
+                if chosen := self._trust.next_round(now, may_go):
+                    self._trust.go(chosen, await self._let_go(chosen, self._let_pass), now)
+        except ClosedError:
+            self._trust.clear()
+        for address in due:
+            self._schedule(address, self._routes[address])
+
+    async def _send_probes(self, now: float) -> None:
+        self._probed_until = max(self._probed_until, now - PROBES_AT_A_TIME / PROBES_A_SECOND)
+        most = round((now - self._probed_until) * PROBES_A_SECOND)
+        for address in self._to_probe.take(now, most):
+            self._probed_until += 1 / PROBES_A_SECOND
+            route = self._routes[address]
+            try:
+                if self._session.lanes.held:
+                    await self._probe(address, route)
+                    continue
+            except ClosedError:
+                pass
+            self._schedule(address, route)
 
     async def _set_aside(self, rows: Sequence[Row], reasons: Mapping[Address, str]) -> None:
         """Let rows wait for their routes, for these reasons."""
@@ -437,23 +482,25 @@ class Quarantine:
             for address, entry in entries.items():
                 if address not in self._routes:
                     self._routes[address] = QuarantinedRoute(entry.id, entry.reason, entry.probes)
-                    self._schedule(self._routes[address])
+                    self._schedule(address, self._routes[address])
                     new.append(address)
-                self._update(self._routes[address], entry, aside)
+                self._update(address, self._routes[address], entry, aside)
         if new:
-            more = {"more": len(new) - 1} if len(new) > 1 else {}
-            log.warning("route.quarantined", **names(new[0]), reason=reasons[new[0]], **more)
+            self._come.write([names(address) | {"reason": reasons[address]} for address in new])
             self._arm()
 
-    def _update(self, route: QuarantinedRoute, entry: Entry, aside: Container[Place]) -> None:
+    def _update(self, address: Address, route: QuarantinedRoute, entry: Entry, aside: Container[Place]) -> None:
         """Note that rows wait for a route once more."""
         if route.probe in aside:
-            route.probe = None
-        route.id, route.reason, route.works = entry.id, entry.reason, False
+            self._set_probe(address, route, None)
+        route.id, route.reason = entry.id, entry.reason
+        if route.works:
+            route.works = False
+            self._schedule(address, route)
         if entry.is_paused:
-            route.pause()
+            self._pause(address, route)
         elif route.is_paused:
-            route.resume()
+            self._resume(address, route)
 
     async def _hold_followers(self, rows: list[Row]) -> list[Row]:
         """Set aside the rows whose key has an earlier row in quarantine, and return the others."""
@@ -475,50 +522,123 @@ class Quarantine:
     async def _probe(self, address: Address, route: QuarantinedRoute) -> None:
         waiting = self._tail.keys_backing_off()
         if route.probe is not None and await self._table.is_on_its_way(route.probe, but=waiting):
-            self._schedule(route)  # the probe is still under way: refused for now, or the broker is unreachable
+            self._schedule(address, route)  # it is still under way: refused for now, or the broker is unreachable
             return
         last = route.probes % 2 == 1
-        route.probe = await self._table.take_probe(route.id, but=waiting, holding=self._holding, last=last)
-        if route.probe is None:
-            await self._let_go(address, route)  # no row waits for the route
+        probe = await self._table.take_probe(route.id, but=waiting, holding=self._holding, last=last)
+        self._set_probe(address, route, probe)
+        if probe is None:
+            await self._let_go([address], self._hurry)  # no row waits for the route
             return
         route.probes += 1
-        self._schedule(route)
-        self._go_back([route.probe])
+        self._schedule(address, route)
+        self._go_back([probe])
         log.debug("route.probed", **names(address), probes=route.probes)
 
-    async def _let_go(self, address: Address, route: QuarantinedRoute) -> None:
-        rows, left = await self._table.let_go(route.id, ROWS_PER_RELEASE)
+    async def _let_go(
+        self, addresses: Sequence[Address], go_on: Callable[[Address, QuarantinedRoute], None]
+    ) -> list[Place]:
+        """Let rows of these routes go, and return them.
+
+        Args:
+            go_on: makes a route due that has more rows.
+        Raises:
+            ClosedError: no row can leave the quarantine for now.
+        """
+        routes = {self._routes[address].id: (address, self._routes[address]) for address in addresses}
+        rows, left = await self._table.let_go(list(routes), ROWS_PER_RELEASE)
         self._go_back(rows)
-        match left:
-            case Left.ROWS:
-                pass  # the next round lets them go
-            case Left.PAUSE:
-                route.pause()
-            case Left.OTHER_LANES:
-                # Those of a paused lane may wait for days. Meanwhile ours go out, unless one of them comes back.
-                route.works = True
-                self._schedule(route)
-            case Left.NOTHING:
-                del self._routes[address]
-                log.info("route.released", **names(address), probes=route.probes)
-                if not self._routes:  # an operator may have sent rows to a new route; later rows must not overtake
-                    await self._load()
-            case _:
-                assert_never(left)
+        gone: list[Mapping[str, object]] = []
+        for id_, (address, route) in routes.items():
+            match left[id_]:
+                case Left.ROWS:
+                    go_on(address, route)
+                case Left.PAUSE:
+                    self._pause(address, route)
+                case Left.OTHER_LANES:
+                    # Those of a paused lane may wait for days. Meanwhile ours go out, unless one of them comes back.
+                    route.works = True
+                    self._schedule(address, route)
+                case Left.NOTHING:
+                    self._set_probe(address, route, None)
+                    self._to_probe.drop(address)
+                    self._to_release.drop(address)
+                    del self._routes[address]
+                    gone.append(names(address) | {"probes": route.probes})
+                case _:
+                    assert_never(left[id_])
+        if gone:
+            self._gone.write(gone)
+            if not self._routes:  # an operator may have sent rows to a new route; later rows must not overtake
+                await self._load()
+        return rows
 
     def _go_back(self, rows: Iterable[Place]) -> None:
         for lane, id_ in first_ids(rows).items():
             self._tail.reread_from(lane, id_ - 1)
 
-    def _schedule(self, route: QuarantinedRoute) -> None:
+    def _set_probe(self, address: Address, route: QuarantinedRoute, probe: Place | None) -> None:
+        if route.probe is not None:
+            self._probes.pop(route.probe, None)
+        route.probe = probe
+        if probe is not None:
+            self._probes[probe] = address
+
+    def _pause(self, address: Address, route: QuarantinedRoute) -> None:
+        route.is_paused, route.works = True, False
+        self._to_probe.drop(address)
+        self._to_release.drop(address)
+
+    def _resume(self, address: Address, route: QuarantinedRoute) -> None:
+        route.is_paused = False
+        self._hurry(address, route)
+
+    def _hurry(self, address: Address, route: QuarantinedRoute) -> None:
+        self._plan(address, route, 0.0)
+
+    def _let_pass(self, address: Address, route: QuarantinedRoute) -> None:
+        """Let the rows of a route pass that goes on trust; its other rows follow, unless one of these comes back."""
+        route.works = True
+        self._schedule(address, route)
+
+    def _schedule(self, address: Address, route: QuarantinedRoute) -> None:
         most = max(PROBE_MAX, len(self._routes) / PROBES_A_SECOND)
-        route.probe_at = self._loop.time() + backoff(route.probes + 1, PROBE_INITIAL, most)
+        self._plan(address, route, self._loop.time() + backoff(route.probes + 1, PROBE_INITIAL, most))
+
+    def _plan(self, address: Address, route: QuarantinedRoute, at: float) -> None:
+        if route.is_paused:
+            return
+        due, other = (self._to_release, self._to_probe) if route.works else (self._to_probe, self._to_release)
+        due.put(address, at)
+        other.drop(address)
 
     def _arm(self) -> None:
-        """Interrupt the tail when the next probe is due, or when the table must be read again for a paused route."""
+        """Interrupt the tail when the next probe or release is due, or when the table must be read again."""
         if self._timer is not None:
             self._timer.cancel()
-        moments = (self._load_at if route.is_paused else route.probe_at for route in self._routes.values())
-        at = min(moments, default=None)
-        self._timer = None if at is None else self._loop.call_at(at, self._tail.interrupt)
+        probe_at = max(self._to_probe.next_at, self._probed_until + 1 / PROBES_A_SECOND)
+        at = min(probe_at, self._to_release.next_at, self._trust.next_at, self._load_at)
+        self._timer = self._loop.call_at(at, self._tail.interrupt) if self._routes else None
+
+
+class Lines:
+    """Log lines about routes: the first at once, then one in `LOG_INTERVAL` that says how many `more` there are."""
+
+    def __init__(self, log: Callable[..., None]) -> None:
+        self._log = log
+        self._waiting: list[Mapping[str, object]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def write(self, lines: Iterable[Mapping[str, object]]) -> None:
+        """Log these lines, or count them for the next line."""
+        self._waiting += lines
+        if self._timer is None:
+            self._write()
+
+    def _write(self) -> None:
+        self._timer = None
+        if self._waiting:
+            first, *others = self._waiting
+            self._log(**first, **({"more": len(others)} if others else {}))
+            self._waiting.clear()
+            self._timer = asyncio.get_running_loop().call_later(LOG_INTERVAL, self._write)

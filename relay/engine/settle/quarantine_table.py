@@ -28,15 +28,14 @@ ENTER = SQL("""
     RETURNING exchange, routing_key, id, reason, probes, paused_at IS NOT NULL
 """)
 
+# A join: a subquery for each row looks through all of them, 90 ms instead of 20 for 500 rows.
 SET_ASIDE = SQL("""
     UPDATE {schema}.message AS row
-    SET state = 'quarantined', (quarantine, last_error) = (
-        SELECT aside.route, aside.reason
-        FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[], %(routes)s::bigint[], %(reasons)s::text[])
-            AS aside (lane, id, route, reason)
-        WHERE aside.lane = row.lane AND aside.id = row.id
-    )
-    WHERE state = 'pending' AND ctid = ANY (ARRAY(SELECT given.place FROM {given}))
+    SET state = 'quarantined', quarantine = aside.route, last_error = aside.reason
+    FROM unnest(%(lanes)s::smallint[], %(ids)s::bigint[], %(routes)s::bigint[], %(reasons)s::text[])
+        AS aside (lane, id, route, reason)
+    WHERE row.state = 'pending' AND row.ctid = ANY (ARRAY(SELECT given.place FROM {given}))
+        AND row.lane = aside.lane AND row.id = aside.id
 """)
 
 # It changes nothing, so a session that keeps rows from being set aside does not keep rows of other keys waiting.
@@ -125,19 +124,31 @@ NOTE_FAILURE = SQL("""
 LET_GO = SQL("""
     UPDATE {schema}.message SET state = 'pending', available_at = now(), quarantine = NULL, last_error = NULL
     WHERE state = 'quarantined' AND ctid = ANY (ARRAY(
-        SELECT ctid
-        FROM {schema}.message
-        WHERE state = 'quarantined' AND quarantine = %(route)s AND lane = ANY (%(lanes)s::smallint[])
-        ORDER BY id
-        LIMIT %(rows)s
+        SELECT row.ctid
+        FROM unnest(%(routes)s::bigint[]) AS route (id)
+        CROSS JOIN LATERAL (
+            SELECT ctid
+            FROM {schema}.message
+            WHERE state = 'quarantined' AND quarantine = route.id AND lane = ANY (%(lanes)s::smallint[])
+            ORDER BY id
+            LIMIT %(each)s
+        ) AS row
     ))
     RETURNING lane, id
 """)
-LOCK = SQL("SELECT paused_at IS NOT NULL FROM {schema}.quarantine WHERE id = %(route)s FOR UPDATE")
+# In the order of `ENTER`, or two nodes would wait for each other.
+LOCK = SQL("""
+    SELECT id, paused_at IS NOT NULL
+    FROM {schema}.quarantine
+    WHERE id = ANY (%(routes)s::bigint[])
+    ORDER BY exchange, routing_key
+    FOR UPDATE
+""")
 LEAVE = SQL("""
-    DELETE FROM {schema}.quarantine
-    WHERE id = %(route)s
-        AND NOT EXISTS (SELECT FROM {schema}.message WHERE state = 'quarantined' AND quarantine = %(route)s)
+    DELETE FROM {schema}.quarantine AS route
+    WHERE id = ANY (%(routes)s::bigint[])
+        AND NOT EXISTS (SELECT FROM {schema}.message WHERE state = 'quarantined' AND quarantine = route.id)
+    RETURNING id
 """)
 
 
@@ -153,7 +164,7 @@ class Entry(NamedTuple):
 class Left(Enum):
     """What is left of a route after `let_go`."""
 
-    ROWS = auto()  # in this session's lanes
+    ROWS = auto()  # perhaps in this session's lanes
     OTHER_LANES = auto()  # rows of other nodes' lanes, or of paused ones
     NOTHING = auto()  # the route is not in quarantine any more
     PAUSE = auto()  # an operator has paused the route: no row was let go
@@ -273,24 +284,29 @@ class QuarantineTable:
             await connection.execute(self._session.sql(NOTE_FAILURE), values)
 
     @retried
-    async def let_go(self, route: int, rows: int) -> tuple[list[Place], Left]:
-        """Make up to `rows` rows of a route pending, in order; return them, and what is left of the route.
+    async def let_go(self, routes: Sequence[int], rows: int) -> tuple[list[Place], dict[int, Left]]:
+        """Make rows of these routes pending, the first of each; return them, and what is left of each route.
+
+        Args:
+            rows: how many in all; one of each route in any case.
 
         Raises:
             ClosedError: no row can leave the quarantine for now.
         """
         async with self._put_away.transaction() as connection:
-            cursor = await connection.execute(self._session.sql(LOCK), {"route": route})
-            found = await cursor.fetchone()
-            if found == (True,):
-                return [], Left.PAUSE
-            values = {"route": route, "lanes": self._lanes(), "rows": rows}
+            cursor = await connection.execute(self._session.sql(LOCK), {"routes": array_text(routes)})
+            is_paused = dict(await cursor.fetchall())
+            going = [route for route in routes if not is_paused.get(route)]
+            values = {"routes": array_text(going), "lanes": self._lanes(), "each": max(1, rows // len(routes))}
             cursor = await connection.execute(self._session.sql(LET_GO), values)
             gone = await cursor.fetchall()
-            if len(gone) == rows:
-                return gone, Left.ROWS
-            is_over = found is None or (await connection.execute(self._session.sql(LEAVE), {"route": route})).rowcount
-        return gone, Left.NOTHING if is_over else Left.OTHER_LANES
+            cursor = await connection.execute(self._session.sql(LEAVE), {"routes": array_text(going)})
+            over = {id_ for (id_,) in await cursor.fetchall()}
+        kept = Left.ROWS if gone else Left.OTHER_LANES
+        # A route that is not in the table has left the quarantine, once it has no more rows.
+        over |= set() if gone else set(going).difference(is_paused)
+        left = {route: Left.NOTHING if route in over else kept for route in going}
+        return gone, left | dict.fromkeys(set(routes).difference(going), Left.PAUSE)
 
     def _lanes(self) -> str:
         return array_text(self._session.lanes.held)
