@@ -16,7 +16,7 @@ from relay.engine.send.routes import Router
 from relay.errors import OutboxError
 from relay.operate.quarantine import list_routes
 from relay.operate.session import session
-from relay.operate.status import route_reason
+from relay.operate.status import route_reasons
 
 CHECK = "broker.reached"
 QUARANTINED = "bind a queue to it, or mend what the reason says: the rows go out by themselves then"
@@ -48,8 +48,8 @@ def reached(settings: Settings, exchanges: Sequence[str]) -> Iterator[Finding]:
     except OutboxError as error:
         yield Finding(CHECK, Verdict.SKIPPED, f"what the relay has seen is in the database: {error}")
         return
-    for waiting in in_quarantine:
-        yield Finding(CHECK, Verdict.FAILED, route_reason(waiting), QUARANTINED)
+    for reason in route_reasons(in_quarantine):
+        yield Finding(CHECK, Verdict.FAILED, reason, QUARANTINED)
     for name in exchanges:
         words = f"exchange {name}"
         bound = [each.queue or each.to_exchange for each in settings.topology.bindings if each.exchange == name]

@@ -26,7 +26,7 @@ from relay.operate.quarantine import RouteStatus, list_routes
 STALLED_AFTER = 10.0
 MOMENT = "%Y-%m-%d %H:%M:%S %Z"  # among the reasons
 LOOKED_AT = 50_000  # rows that wait in a state, when asked whose rows hold up whose; the doctor looks at all
-ROUTES_TOLD = 10  # among the reasons; `quarantined_routes` has them all
+ROUTES_TOLD = 10  # among the reasons, and of one exchange; `quarantined_routes` has them all
 
 # With what marks have counted and no heartbeat has added yet: a killed node leaves some of it.
 READ_NODES = SQL("""
@@ -206,7 +206,7 @@ def read_status(
     if not (standby and standby.is_relay):  # whose heartbeats are among these commits
         reasons += _reasons(nodes, lanes, pending, oldest_age if stalled else None)
     reasons += _row_reasons(refused, parked_heads, parked - parked_heads, not_sent)
-    reasons += _route_reasons(routes)
+    reasons += route_reasons(routes)
     reasons += [_writer_reason(each) for each in by_others]
     paused_lanes = [lane for lane in lanes if lane.paused_at is not None]
     reasons += [Reason(_lane_reason(lane), About.PAUSE) for lane in paused_lanes]
@@ -297,19 +297,34 @@ def _writer_reason(held: HeldUp) -> Reason:
     return Reason(f"{held}: see `{command}`", About.PARKED if is_parked else About.ROUTE)
 
 
-def _route_reasons(routes: Sequence[RouteStatus]) -> list[Reason]:
-    reasons = [
-        Reason(route_reason(route), About.ROUTE if route.paused_at is None else About.PAUSE)
-        for route in routes[:ROUTES_TOLD]
+def route_reasons(routes: Sequence[RouteStatus]) -> list[Reason]:
+    """Return what does not work or is paused, since when, and for how many rows; one reason for many of an exchange."""
+    of_exchange: dict[str, list[RouteStatus]] = {}
+    for route in routes:
+        if route.paused_at is None:
+            of_exchange.setdefault(route.exchange, []).append(route)
+    together = {exchange: many for exchange, many in of_exchange.items() if len(many) > ROUTES_TOLD}
+    others = [route for route in routes if route.paused_at is not None or route.exchange not in together]
+    reasons = [Reason(_exchange_reason(many), About.ROUTE) for many in together.values()]
+    reasons += [
+        Reason(_route_reason(route), About.ROUTE if route.paused_at is None else About.PAUSE)
+        for route in others[:ROUTES_TOLD]
     ]
-    if more := routes[ROUTES_TOLD:]:
+    if more := others[ROUTES_TOLD:]:
         are_paused = ", or are paused" if any(route.paused_at for route in more) else ""
         reasons.append(Reason(f"{len(more)} more routes do not work{are_paused}", About.ROUTE))
     return reasons
 
 
-def route_reason(route: RouteStatus) -> str:
-    """Return what does not work or is paused, since when, and for how many rows."""
+def _exchange_reason(routes: Sequence[RouteStatus]) -> str:
+    first, rows = routes[0], sum(route.rows for route in routes)
+    return (
+        f"exchange {first.exchange!r}: {len(routes)} routing keys do not work, {rows} rows wait; the first is"
+        f" {first.routing_key!r}, since {first.since:{MOMENT}}: {first.reason}; see `relay quarantine list`"
+    )
+
+
+def _route_reason(route: RouteStatus) -> str:
     rows = "1 row waits" if route.rows == 1 else f"{route.rows} rows wait"
     if route.paused_at is not None:
         paused = _paused_words(route.paused_by, route.paused_at, route.paused_why)

@@ -42,18 +42,18 @@ class Rows:
         )
         return row
 
-    def quarantined(self, routing_key: str, key: str | None = "1") -> int:
+    def quarantined(self, routing_key: str, key: str | None = "1", *, exchange: str = "") -> int:
         """Insert a row and put its route in quarantine as a relay does, since New Year."""
-        row = self.pending(key, exchange="", routing_key=routing_key)
+        row = self.pending(key, exchange=exchange, routing_key=routing_key)
         self.connection.execute(
             "INSERT INTO outbox.quarantine (exchange, routing_key, reason, since)"
-            " VALUES ('', %s, '312 NO_ROUTE', '2026-01-01T00:00:00Z') ON CONFLICT DO NOTHING",
-            [routing_key],
+            " VALUES (%s, %s, '312 NO_ROUTE', '2026-01-01T00:00:00Z') ON CONFLICT DO NOTHING",
+            [exchange, routing_key],
         )
         self.connection.execute(
             "UPDATE outbox.message SET state = 'quarantined',"
-            " quarantine = (SELECT id FROM outbox.quarantine WHERE routing_key = %s) WHERE id = %s",
-            [routing_key, row],
+            " quarantine = (SELECT id FROM outbox.quarantine WHERE (exchange, routing_key) = (%s, %s)) WHERE id = %s",
+            [exchange, routing_key, row],
         )
         return row
 

@@ -50,7 +50,7 @@ def test_routes_that_do_not_work_are_named_with_what_waits_for_them(rows: Rows, 
     for key in ("1", "2"):
         rows.quarantined("invoices", key)
     for number in range(11):
-        rows.quarantined(f"other-{number}")
+        rows.quarantined(f"other-{number}", exchange=f"exchange-{number}")
 
     status = read(connection)
 
@@ -64,6 +64,22 @@ def test_routes_that_do_not_work_are_named_with_what_waits_for_them(rows: Rows, 
         " see `relay quarantine show 1`"
     )
     assert status.reasons[-1] == "2 more routes do not work"
+
+
+def test_many_routes_of_an_exchange_are_one_reason(rows: Rows, connection: psycopg.Connection) -> None:
+    connection.execute("SET timezone = 'UTC'")
+    rows.node()
+    rows.quarantined("invoices", exchange="billing")
+    for number in range(12):
+        rows.quarantined(f"order.{number}", str(number), exchange="orders")
+
+    billing, orders = sorted(read(connection).reasons)
+
+    assert billing.startswith("exchange 'billing', routing key 'invoices' does not work since ")
+    assert orders == (
+        "exchange 'orders': 12 routing keys do not work, 12 rows wait; the first is 'order.0',"
+        " since 2026-01-01 00:00:00 UTC: 312 NO_ROUTE; see `relay quarantine list`"
+    )
 
 
 def test_an_empty_outbox_without_a_relay_is_degraded(connection: psycopg.Connection) -> None:
