@@ -1,17 +1,25 @@
 """The tail gives every committed row once, soon, and in order per key, whatever the order of the commits."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 
 import psycopg
 import pytest
 
-from relay.engine.read import positions
+from relay.engine.read import positions, tail
+from relay.engine.read.positions import Plan
+from relay.engine.row import Row
+from relay.engine.session.session import LANES
 from relay.engine.settle.put_away import PutAway
 from relay.engine.settle.quarantine_table import QuarantineTable
 from tests.engine.conftest import Outbox
 from tests.engine.follower import INSERT, Follow, insert, unhurried
 from tests.support.eventually import eventually
+
+BECOME_DUE = (
+    "UPDATE outbox.message SET available_at = now() WHERE state = 'pending' AND available_at > now() AND lane <> %s"
+)
 
 
 async def test_a_row_that_commits_after_a_higher_id_is_read(
@@ -194,6 +202,35 @@ async def test_what_no_rule_foresees_is_found_by_the_sweep(outbox: Outbox, follo
 
     await follower.has(late)
     assert follower.tail.sweep_finds == 1
+
+
+async def test_a_row_that_becomes_due_amid_a_sweep_is_no_find_of_it(
+    outbox: Outbox, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "DUE_INTERVAL", 3600.0)
+    in_an_hour = datetime.now(UTC) + timedelta(hours=1)
+    delayed = [await outbox.insert(str(key), available_at=in_an_hour) for key in range(100)]
+    follower = await follow(sweep_interval=3600.0)
+    await outbox.insert_many(100, keys=100)
+    await follower.counts(100)
+    await eventually(lambda: follower.tail._positions._open.watermark(0.0) > delayed[-1], "reads look back less far")
+    swept: list[int] = []
+    select = follower.tail._select
+
+    async def become_due(plan: Plan) -> tuple[Row, list[Row]]:
+        if plan.sweeping is not None:
+            if not swept:
+                await outbox.connection.execute(BECOME_DUE, [plan.sweeping])
+            swept.append(plan.sweeping)
+        return await select(plan)
+
+    monkeypatch.setattr(follower.tail, "_select", become_due)
+    follower.tail._positions._sweep_at = 0.0
+    follower.tail.wake()
+
+    await eventually(lambda: len(swept) == LANES, "every lane is swept")
+    assert len(set(delayed) & set(follower.ids)) > 0
+    assert follower.tail.sweep_finds == 0
 
 
 async def test_a_lane_without_room_neither_ends_the_sweeps_nor_the_rest(outbox: Outbox, follow: Follow) -> None:

@@ -174,6 +174,11 @@ class Positions:
         self._gone_back[lane] = min(self._gone_back.get(lane, before), before)
         self.has_more = True
 
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether the next read may bring a lane of a sweep that has begun."""
+        return bool(self._unswept) and any(lane in self._unswept for lane in self._lanes_with_room())
+
     def is_sweep_due(self, now: float) -> bool:
         return now >= self._sweep_at
 

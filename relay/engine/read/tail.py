@@ -222,8 +222,8 @@ class Tail:
         positions = self._positions
         began = time.monotonic()
         is_sweep_due = positions.is_sweep_due(began)
-        if began >= self._due_at or is_sweep_due:  # rows that are merely due must not count as finds of the sweep
-            await self._look_for_due(began)
+        if began >= self._due_at or is_sweep_due or positions.is_sweeping:
+            await self._look_for_due(began)  # otherwise rows that are merely due count as finds of the sweep
         if is_sweep_due:
             positions.begin_sweep(began)
         self._left_keys.clear()
