@@ -88,9 +88,9 @@ test-installs: setup ## test each extra alone, with the oldest and newest versio
 image: ## build the container image with docker, podman or buildah; TARGET=console or spark another one, OPTIONS=... for the build
 	@config/build-image $(TARGET) $(OPTIONS)
 
-bench: setup ## measure drain, latency, replay, consumer, publisher, table, console, pauses, several nodes, pools, a large batch and Spark, each next to a reference; about an hour
+bench: setup ## measure drain, latency, replay, consumer, publisher, table, console, pauses, several nodes, pools, a large batch, a lost binding and Spark, each next to a reference; about an hour
 	@PYTHON=$(PYTHON) tests/support/packages bench
-	for name in drain latency replay consume table console pauses nodes pool batch publisher spark spark_scale spark_read; do \
+	for name in drain latency replay consume table console pauses nodes pool batch routes publisher spark spark_scale spark_read; do \
 		$(BIN)/python -m bench.$$name || exit 1; \
 	done
 
