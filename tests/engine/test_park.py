@@ -13,6 +13,7 @@ from relay.engine.read.tail import Tail
 from relay.engine.row import BYTES_PER_MOVE, ROWS_PER_MOVE, Blame, Fault, Row, pieces
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Marker
+from relay.engine.settle.put_away import PutAway
 from relay.engine.settle.quarantine import ParkedKeys
 from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked import Selection
@@ -153,7 +154,8 @@ async def test_a_parked_key_costs_a_few_bytes_and_holds_its_own_rows(
     rows = [ROW._replace(lane=lane, id=id_, aggregate_id=key.encode()) for lane, id_, key in await cursor.fetchall()]
     async with await LaneSession.open(database) as session:
         retry = unhurried(session)
-        held = ParkedKeys(session, Tail(session, RelaySettings(), IN_ORDER, retry), retry)
+        tail = Tail(session, RelaySettings(), IN_ORDER, retry)
+        held = ParkedKeys(session, tail, retry, PutAway(session, tail, retry))
         gc.collect()
         tracemalloc.start()
         await held.load(range(16))

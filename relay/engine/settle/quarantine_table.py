@@ -46,7 +46,8 @@ FIND_BEHIND = SQL("""
         SELECT
         FROM {schema}.message AS ahead
         WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = given.aggregate_type
-            AND ahead.aggregate_id = given.aggregate_id AND ahead.id < given.id
+            AND ahead.aggregate_id = given.aggregate_id AND ({any_role} OR ahead.written_as = given.written_as)
+            AND ahead.id < given.id
         LIMIT 1
     ) AS ahead
 """)
