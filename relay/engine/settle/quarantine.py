@@ -50,6 +50,10 @@ PROBE_INITIAL, PROBE_MAX = 0.5, 5.0  # seconds between two probes of one route
 PROBES_A_SECOND = 20  # for all routes together; each probe costs the database three transactions
 LOAD_INTERVAL = 5.0  # seconds between two reads of the routes in the table, while there are routes
 LOADED_A_SECOND = 1000  # routes; the loop stands still for 3 us a route, while each is read
+PROBES_AMID_ENTRY = (
+    2  # a second, while routes come: with 20, thousands come half as fast, and all rows behind them wait
+)
+ENTRY_ENDS_AFTER = 1.0  # seconds without a new route
 PROBES_AT_A_TIME = 4  # between two windows: other rows go on while thousands of routes are due
 ROWS_PER_RELEASE = 1000
 LOG_INTERVAL = 1.0  # seconds between two lines about routes that come, and between two about routes that go
@@ -266,6 +270,7 @@ class Quarantine:
         self._to_release = Agenda()  # routes that work
         self._trust = Trust()
         self._probed_until = 0.0  # loop time at which the probes so far have taken their time
+        self._entered_at = -ENTRY_ENDS_AFTER  # loop time at which a route has come last
         self._come = Lines(lambda **words: log.warning("route.quarantined", **words))
         self._gone = Lines(lambda **words: log.info("route.released", **words))
         self._loop = asyncio.get_running_loop()
@@ -455,8 +460,9 @@ class Quarantine:
     async def _send_probes(self, now: float) -> None:
         self._probed_until = max(self._probed_until, now - PROBES_AT_A_TIME / PROBES_A_SECOND)
         most = round((now - self._probed_until) * PROBES_A_SECOND)
-        for address in self._to_probe.take(now, most):
-            self._probed_until += 1 / PROBES_A_SECOND
+        is_entry = now - self._entered_at < ENTRY_ENDS_AFTER
+        for address in self._to_probe.take(now, min(most, 1) if is_entry else most):
+            self._probed_until += 1 / (PROBES_AMID_ENTRY if is_entry else PROBES_A_SECOND)
             route = self._routes[address]
             try:
                 if self._session.lanes.held:
@@ -486,6 +492,7 @@ class Quarantine:
                     new.append(address)
                 self._update(address, self._routes[address], entry, aside)
         if new:
+            self._entered_at = self._loop.time()
             self._come.write([names(address) | {"reason": reasons[address]} for address in new])
             self._arm()
 
