@@ -15,7 +15,7 @@ from libc.string cimport memcmp, memcpy, strncmp
 
 from relay.engine.send import frames
 from relay.engine.send.message import (
-    ENCODING_ERRORS, LAST_SECOND, OURS, POSTGRES_EPOCH, SENDER_SELECTED, check_row, unix_time
+    ENCODING_ERRORS, LAST_SECOND, OF_OTHERS, OURS, POSTGRES_EPOCH, SENDER_SELECTED, check_row, unix_time
 )
 from relay.outbox.headers import MAX_HEADER_NAME_BYTES
 
@@ -287,7 +287,7 @@ cdef class Writer:
     def __init__(self, encoder):
         self.encoder = encoder
         self.templates = {}
-        self.table = Table({*OURS, *SENDER_SELECTED, *TRACE_HEADERS, *encoder.identity.stamp})
+        self.table = Table({*OURS, *OF_OTHERS, *SENDER_SELECTED, *TRACE_HEADERS, *encoder.identity.stamp})
         self.varies_by_key = encoder.router.uses_aggregate_id
         self.channel = encoder.channel
         self.max_body = encoder.max_body

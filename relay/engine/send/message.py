@@ -24,9 +24,9 @@ REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"  # from the stamp, or fr
 # RabbitMQ reads further routing keys from these. Its queues keep CC as x-cc, and route by it when they dead-letter.
 SENDER_SELECTED = ("CC", "BCC", "x-cc")
 LINK = "x-link-traceparent"  # of a replay, in place of traceparent: for a span link
-# The relay writes the first ones, a consumer or the broker the others: from a row they would be believed.
-OURS = frozenset({
-    "x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED,
+OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED})
+# A consumer or the broker writes these: from a row they would be believed.
+OF_OTHERS = frozenset({
     "x-folded-header", "x-partition", "x-partition-epoch", "x-retry-attempts", "x-dead-reason", "x-dead-attempts",
     "x-death", "x-delivery-count", "x-acquired-count",
 })  # fmt: skip
@@ -110,7 +110,7 @@ def extra_headers(row: Row, identity: Identity, *, redelivered: bool) -> dict[st
     """
     headers: dict[str, Any] = {}
     if row.headers is not None:
-        ours = OURS | identity.stamp.keys()
+        ours = OURS | OF_OTHERS | identity.stamp.keys()
         headers.update((name, value) for name, value in _read(row.headers).items() if name not in ours)
         _check(headers)
         _check_sender_selected(headers, identity)
