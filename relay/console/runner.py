@@ -17,7 +17,6 @@ from psycopg.sql import SQL, Identifier
 from relay.backoff import wait_for_event
 from relay.config.settings import Settings
 from relay.database import one_line, unplug
-from relay.engine.session.statement_fault import StatementFault, fault_of
 from relay.errors import BusyError, DeadlineError, JobTurnedError, OutboxError, PartlyDoneError, UnavailableError
 from relay.jobs.job import Job, Source, pause_itself, read_job
 from relay.logger import get_logger
@@ -27,6 +26,7 @@ from relay.operate.release import run_rows
 from relay.operate.session import session
 from relay.replay.run import Replay
 from relay.replay.serve import run_in_words
+from relay.statement_fault import StatementFault, fault_of
 
 log = get_logger(__name__)
 

@@ -13,9 +13,9 @@ from psycopg.types.datetime import DateBinaryLoader, DateLoader, TimestamptzBina
 from relay.compatibility import READ_TABLES, refuse_newer
 from relay.config.settings import DatabaseSettings
 from relay.database import connect
-from relay.engine.session.statement_fault import refused_or_lost
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.operate.revision import head_revision
+from relay.statement_fault import refused_or_lost
 
 # Two days from the ends of what Python can tell: any time zone can show them.
 FIRST, LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import psycopg
 
 from relay.config.settings import Settings
-from relay.engine.session.statement_fault import refused_or_lost
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, leaves
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, operator
 from relay.replay.run import Progress, Replay, RunEnd
 from relay.replay.selection import Selection
 from relay.replay.target import SAME, Target, Trace
+from relay.statement_fault import refused_or_lost
 from relay.stopping import stopped_by_signals
 
 

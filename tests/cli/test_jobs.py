@@ -89,7 +89,7 @@ def test_a_job_is_resumed_with_what_it_was_told(relay: Command, rows: Rows) -> N
     assert rows.states() == {row: ("discarded", None), other: ("parked", None)}
     assert rows.connection.execute(AUDIT).fetchall() == [
         ("jobs resume", "bob", None, 1),
-        ("parked discard", "ada", "test data", 1),
+        ("parked discard", "ada, resumed by bob", "test data", 1),
     ]
 
 

@@ -10,8 +10,8 @@ from psycopg.types.json import Json
 
 from relay.config.settings import Settings
 from relay.engine.node import Node
-from relay.engine.session.statement_fault import FAULTS
 from relay.errors import leaves
+from relay.statement_fault import FAULTS
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 

@@ -225,6 +225,7 @@ def test_no_role_writes_which_login_did_what_and_when(connection: Connection) ->
         "SELECT role, relname, attname FROM unnest(%s::text[]) AS role,"
         " pg_attribute JOIN pg_class ON pg_class.oid = attrelid"
         " WHERE relnamespace = 'outbox'::regnamespace AND relkind IN ('r', 'p') AND attnum > 0 AND NOT attisdropped"
+        " AND relname !~ '^message_sent'"  # a mark copies what the row says
         " AND (attname LIKE '%%\\_as' OR attname IN ('made_at', 'done_at', 'archived_at'))"
         " AND (has_column_privilege(role, attrelid, attnum, 'INSERT')"
         "      OR has_column_privilege(role, attrelid, attnum, 'UPDATE'))",

@@ -43,15 +43,15 @@ def ids(reader: OutboxReader, tasks: Sequence[Task] | None = None) -> list[int]:
 
 
 def test_every_row_is_in_one_task_however_many_there_are(connection: psycopg.Connection, reader: MakeReader) -> None:
-    add_sent(connection, DAY, 600)
-    add_sent(connection, NEXT_DAY, 200)
+    add_sent(connection, DAY, 6000)
+    add_sent(connection, NEXT_DAY, 2000)
 
     by_size, by_number, by_far = reader(), reader(numpartitions="8"), reader(numpartitions="100000")
 
     assert len(by_size.partitions()) == 2
     assert len(by_number.partitions()) == 8
     for each in (by_size, by_number, by_far):
-        assert sorted(ids(each)) == list(range(1, 801))
+        assert sorted(ids(each)) == list(range(1, 8001))
 
 
 def test_bounds_are_inclusive(connection: psycopg.Connection, reader: MakeReader) -> None:

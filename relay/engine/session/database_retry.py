@@ -13,8 +13,8 @@ from psycopg.sql import SQL
 from relay.backoff import backoff, wait_for_event
 from relay.engine.health import Health
 from relay.engine.session.session import LaneSession
-from relay.engine.session.statement_fault import StatementFault, fault_of
 from relay.logger import get_logger
+from relay.statement_fault import StatementFault, fault_of
 
 log = get_logger(__name__)
 

@@ -3,7 +3,7 @@
 A lane belongs to the session that holds its advisory lock. Its rows are read and marked on that very session, so a
 node that lost the session can neither read nor mark another row.
 
-Most errors leave the session and its lanes as they are (relay/engine/session/statement_fault.py): a full disk, a locked
+Most errors leave the session and its lanes as they are (relay/statement_fault.py): a full disk, a locked
 table, a missing day. The statement is then repeated (`retried`) until it succeeds. Confirmed rows that cannot be marked
 stay in the window, which fills; then the relay reads no more, and so sends no more.
 """

@@ -17,7 +17,7 @@ from relay.backoff import backoff
 from relay.engine.read.tail import Tail
 from relay.engine.row import Row
 from relay.engine.session.session import LaneSession, Retry
-from relay.engine.session.statement_fault import StatementFault, fault_of
+from relay.statement_fault import StatementFault, fault_of
 
 LOCK_WAIT = "200ms"  # each wait for the lock delays the marks of other rows
 PAUSE_INITIAL, PAUSE_MAX = 0.1, 2.0  # seconds between two statements that meet the lock
