@@ -23,7 +23,7 @@ KINDS = tuple(
         (r"broker blocked(?: \((?:memory|disk|memory & disk)\))?", ""),
         (r"is not consumed yet|on_assigned fails", ""),
         (r"has locked message(?:_sent)?\b|parks or releases rows", ""),
-        (r"no partition takes the rows sent today", ""),
+        (r"no partition takes the rows sent today|a statement fails until an operator acts", ""),
         (r"queue .* was deleted or lost its leader", "its queue was deleted or lost its leader"),
         (r"queue .* does not exist", "its queue does not exist"),
         (r"the name is not resolved", "the name is not resolved"),
