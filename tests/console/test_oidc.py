@@ -1,7 +1,9 @@
 """Login by a real OpenID Connect provider."""
 
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from html import unescape
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -9,13 +11,17 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 from fastapi import FastAPI
+from joserfc.errors import JoseError
 
-from relay.config.settings import Settings
+from relay.config.settings import ConsoleSettings, Settings
+from relay.console.access.identity import RefusedError
 from relay.console.access.oidc import CALLBACK, COOKIE
+from relay.console.access.oidc import Provider as KnownProvider
 from tests.console.provider import CLIENT, SECRET, Provider, running_provider
 from tests.console.site import ORIGIN, PASSWORD, browser, running
 
 INPUT = re.compile(r"<input[^>]*>")
+ADA = {"preferred_username": "ada"}
 ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -160,3 +166,46 @@ async def test_a_provider_that_refuses_is_told(
     assert answer.status_code == 502
     assert words in answer.text
     assert SECRET not in answer.text
+
+
+def provider_of(**console: str) -> KnownProvider:
+    given = {"authentication": "oidc", "oidc_issuer": "https://id.test", "oidc_client_id": "relay", "origin": ORIGIN}
+    return KnownProvider(ConsoleSettings.model_validate({**given, "owner_groups": "sre", **console}))
+
+
+@pytest.mark.parametrize("groups", [{"sre": False}, [{"sre": 1}], 7, ["sre", None]], ids=str)
+def test_groups_that_are_no_names_are_refused(groups: object) -> None:
+    with pytest.raises(RefusedError, match="its claim groups is no list of names"):
+        provider_of()._identity({"sub": "1", "groups": groups})
+
+
+@pytest.mark.parametrize("groups", [None, [], "", ["SRE"]], ids=str)
+def test_a_user_without_a_group_of_a_role_is_refused(groups: object) -> None:
+    with pytest.raises(RefusedError, match="no group of ada"):
+        provider_of()._identity({"sub": "1", "preferred_username": "ada", "groups": groups})
+
+
+def test_the_audit_names_what_a_user_cannot_change() -> None:
+    provider = provider_of()
+
+    named = [provider._identity({"groups": "sre", **claims}).name for claims in ({"sub": "f3"}, {"sub": "f3", **ADA})]
+
+    assert named == ["f3", "ada (f3)"]
+
+
+@pytest.mark.parametrize(
+    ("claims", "is_right"),
+    [
+        ({"aud": "relay"}, True),
+        ({"aud": ["relay"], "azp": "relay"}, True),
+        ({"aud": "relay", "azp": "other"}, False),
+        ({"aud": ["relay", "other"]}, False),
+        ({"aud": ["relay", "other"], "azp": "relay"}, True),
+    ],
+)
+def test_a_token_is_for_this_client(claims: dict[str, Any], is_right: bool) -> None:
+    now = int(time.time())
+    token = {"iss": "https://id.test", "sub": "1", "exp": now + 60, "iat": now, "nonce": "n", **claims}
+
+    with nullcontext() if is_right else pytest.raises(JoseError):
+        provider_of()._check(token, "n")

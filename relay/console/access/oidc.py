@@ -117,9 +117,13 @@ class Provider:
         return self._identity(claims)
 
     def _identity(self, claims: Mapping[str, Any]) -> Identity:
-        name = printable(claims.get("preferred_username") or claims.get("email") or claims["sub"])
-        told = claims.get(self._console.oidc_groups_claim, [])
-        groups = [told] if isinstance(told, str) else [str(each) for each in told]
+        # Users may change the first two; the audit needs what stays, too.
+        called, subject = claims.get("preferred_username") or claims.get("email"), claims["sub"]
+        name = printable(f"{called} ({subject})" if called and called != subject else subject)
+        told = claims.get(self._console.oidc_groups_claim) or []
+        groups = [told] if isinstance(told, str) else told
+        if not isinstance(groups, list) or not all(isinstance(each, str) for each in groups):
+            raise _not_logged_in(f"its claim {self._console.oidc_groups_claim} is no list of names")
         if (role := role_of(groups, self._console)) is None:
             raise RefusedError(HTTPStatus.FORBIDDEN, f"no group of {name} has a role in this console")
         return Identity(name, role)
@@ -155,17 +159,22 @@ class Provider:
             decoded = jwt.decode(token, await self._key_set(), algorithms=ALGORITHMS)
         except InvalidKeyIdError:  # the provider may have new ones
             decoded = jwt.decode(token, await self._key_set(fresh=True), algorithms=ALGORITHMS)
+        self._check(decoded.claims, nonce)
+        return dict(decoded.claims)
+
+    def _check(self, claims: dict[str, Any], nonce: str) -> None:
+        client = self._console.oidc_client_id
         expected = jwt.JWTClaimsRegistry(
             leeway=LEEWAY,
             iss={"essential": True, "value": self._console.oidc_issuer},
-            aud={"essential": True, "value": self._console.oidc_client_id},
+            aud={"essential": True, "value": client},
+            azp={"essential": isinstance(claims.get("aud"), list) and len(claims["aud"]) > 1, "value": client},
             sub={"essential": True},
             exp={"essential": True},
             iat={"essential": True},
             nonce={"essential": True, "value": nonce},
         )
-        expected.validate(decoded.claims)
-        return dict(decoded.claims)
+        expected.validate(claims)
 
     async def _metadata(self) -> Mapping[str, Any]:
         if self._known and time.monotonic() - self._asked_at < KEPT:
