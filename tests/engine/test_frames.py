@@ -1,6 +1,9 @@
 """Both codecs write the same bytes, and say the same as the library's own types."""
 
 import contextlib
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pamqp.frame
@@ -22,6 +25,7 @@ from relay.engine.send.routes import Router
 from tests.engine.encoders import IDENTITY, Make, decode, encoder
 from tests.engine.rows import ROW
 
+ROOT = Path(__file__).parents[2]
 only_compiled = pytest.mark.skipif(codec.CODEC is Codec.PURE, reason="the codec was not built: no compiler")
 CODECS = [
     pytest.param(frames.Encoder, id=Codec.PURE),
@@ -218,3 +222,42 @@ def test_what_is_no_row_ends_in_an_error_of_python(several: list[tuple[Any, ...]
         with contextlib.suppress(AttributeError):
             encoded = encoder(codec.Encoder).encode([values], ())  # type: ignore[list-item]
             assert encoded.refused or decode(encoded.frames)
+
+
+# In a separate process, as a write to memory that is not there ends it. `further` does not parse: orjson would crash.
+WITHOUT_MEMORY = """
+import _testcapi
+from functools import partial
+from relay.engine.send import frames
+from relay.engine.send.codec import Encoder
+from tests.engine.encoders import encoder
+from tests.engine.rows import ROW
+
+large = ROW._replace(headers=b'{"a": [1]}', payload=b"1" * 50_000)
+entry = b"\\x01aS" + (20_000).to_bytes(4, "big") + b"x" * 20_000
+frames.Encoder.further = lambda *_, **__: entry
+make = partial(encoder, Encoder, frame_max=131_072)
+expected = make().encode([large, ROW], set())
+failures = 0
+for failing in range(300):
+    tried = make()
+    tried.encode([ROW], set())
+    _testcapi.set_nomemory(failing, failing + 1)
+    try:
+        tried.encode([large, ROW], set())
+    except MemoryError:
+        failures += 1
+    finally:
+        _testcapi.remove_mem_hooks()
+    assert tried.encode([large, ROW], set()) == expected, failing
+assert failures > 10, failures
+"""
+
+
+@only_compiled
+def test_an_encoder_that_got_no_memory_once_writes_the_next_rows() -> None:
+    pytest.importorskip("_testcapi", reason="this Python has no test of memory")
+
+    done = subprocess.run([sys.executable, "-c", WITHOUT_MEMORY], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")

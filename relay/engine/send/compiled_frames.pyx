@@ -77,9 +77,15 @@ cdef class Buffer:
 
     cdef int room(self, Py_ssize_t size) except -1:
         """Make room for so many bytes more."""
+        cdef Py_ssize_t capacity
         if self.size + size > self.capacity:
-            self.capacity = max(self.capacity * 2, self.size + size)
-            _PyBytes_Resize(&self.data, self.capacity)
+            capacity = max(self.capacity * 2, self.size + size)
+            self.capacity = 0  # until there is one: without memory the bytes are gone
+            if self.data == NULL:
+                self.data = new_bytes(NULL, capacity)
+            else:
+                _PyBytes_Resize(&self.data, capacity)
+            self.capacity = capacity
         return 0
 
     cdef bytes taken(self):
