@@ -164,7 +164,7 @@ class World:
         """Answer LOAD."""
         lanes = numbers(parameters["lanes"])
         return [
-            (lane, read.floor, read.watermark, list(read.running), list(read.running.values()))
+            (lane, read.floor, read.watermark, list(read.running), list(read.running.values()), True)
             for lane, read in self.floors().items()
             if lane in lanes
         ]
