@@ -4,13 +4,13 @@ Without that, strangers who connect and say nothing take the console away from i
 """
 
 import asyncio
-import resource
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from relay.http.server import share_of_descriptors
+
 HEAD_TIMEOUT = 10.0  # seconds for a client to send all of a request but its body
 MOST_CONNECTIONS = 500
-SHARE = 4  # connections take at most this part of the process's file descriptors
 
 
 class LimitedProtocol(H11Protocol):
@@ -23,7 +23,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_made(transport)
         self._since = self.loop.time()
         self._watch()
-        if len(self.connections) > room():
+        if len(self.connections) > share_of_descriptors(MOST_CONNECTIONS):
             others = [each for each in self.connections if isinstance(each, LimitedProtocol) and each is not self]
             sending = [each for each in others if each.is_sending]
             (min(sending, key=lambda each: each._since) if sending else self).drop()
@@ -60,9 +60,3 @@ class LimitedProtocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-
-def room() -> int:
-    """Return how many clients may be connected at once."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, limit // SHARE))

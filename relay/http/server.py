@@ -111,12 +111,18 @@ def _listen(address: str) -> socket.socket:
 
 
 def _room() -> int:
-    """Return how many clients may be connected at once."""
+    """Return how many clients may be connected at once, and warn when these are few."""
+    room = share_of_descriptors(MOST_CONNECTIONS)
+    if room < MOST_CONNECTIONS:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        log.warning("http.few_descriptors", limit=limit, wanted=SHARE * MOST_CONNECTIONS, connections=room)
+    return room
+
+
+def share_of_descriptors(most: int) -> int:
+    """Return how many connections a server may take of the process's file descriptors: at most so many."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY or limit >= SHARE * MOST_CONNECTIONS:
-        return MOST_CONNECTIONS
-    log.warning("http.few_descriptors", limit=limit, wanted=SHARE * MOST_CONNECTIONS, connections=limit // SHARE)
-    return max(1, limit // SHARE)
+    return most if limit == resource.RLIM_INFINITY else max(1, min(most, limit // SHARE))
 
 
 class _Answers:

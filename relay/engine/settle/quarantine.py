@@ -50,9 +50,7 @@ PROBE_INITIAL, PROBE_MAX = 0.5, 5.0  # seconds between two probes of one route
 PROBES_A_SECOND = 20  # for all routes together; each probe costs the database three transactions
 LOAD_INTERVAL = 5.0  # seconds between two reads of the routes in the table, while there are routes
 LOADED_A_SECOND = 1000  # routes; the loop stands still for 3 us a route, while each is read
-PROBES_AMID_ENTRY = (
-    2  # a second, while routes come: with 20, thousands come half as fast, and all rows behind them wait
-)
+PROBES_AMID_ENTRY = 2  # a second, while routes come: with 20, thousands come half as fast, and rows behind them wait
 ENTRY_ENDS_AFTER = 1.0  # seconds without a new route
 PROBES_AT_A_TIME = 4  # between two windows: other rows go on while thousands of routes are due
 ROWS_PER_RELEASE = 1000
