@@ -446,7 +446,7 @@ class Quarantine:
             if due and self._session.lanes.held:
                 await self._let_go(due, self._hurry)
                 due.clear()
-            if self._trust:
+            if self._trust.next_at <= now:
                 may_go = {address: not (route.is_paused or route.works) for address, route in self._routes.items()}
                 if chosen := self._trust.next_round(now, may_go):
                     self._trust.go(chosen, await self._let_go(chosen, self._let_pass), now)
