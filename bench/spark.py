@@ -106,12 +106,13 @@ def writers(session: SparkSession, frame: DataFrame, url: str, partitions: int) 
         _save_by_jdbc(frame, url, "billing.invoice")
         _save_by_jdbc(events, url, "outbox.message")
 
+    pieces = {"atomic": "partition", "numPartitions": str(partitions), "txnAppId": "bench", "txnVersion": "1"}
     return {
         Writer.JDBC: by_jdbc,
         Writer.OUTBOX: lambda: _save_to_outbox(frame, url),
         Writer.OUTBOX_SEQUENCE: lambda: _save_to_outbox(frame, url, sequenceColumn="invoice_id"),
         Writer.OUTBOX_SINGLE: lambda: _save_to_outbox(frame.coalesce(1), url, singleTask="true"),
-        Writer.OUTBOX_PIECES: lambda: _save_to_outbox(frame, url, atomic="partition", numPartitions=str(partitions)),
+        Writer.OUTBOX_PIECES: lambda: _save_to_outbox(frame, url, **pieces),
     }
 
 

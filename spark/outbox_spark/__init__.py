@@ -48,6 +48,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from outbox_spark.batch import OutboxBatch
     from outbox_spark.foreach import MicroBatch, foreach_batch
+    from outbox_spark.frames import Events
     from outbox_spark.ledger import Batch
     from outbox_spark.rows import message_id
 
@@ -55,6 +56,7 @@ __all__ = [
     "BatchError",
     "ColumnError",
     "CommitUnknownError",
+    "Events",
     "MicroBatch",
     "OptionError",
     "OutboxBatch",
@@ -79,6 +81,10 @@ def __getattr__(name: str) -> Any:
         from outbox_spark.batch import OutboxBatch  # noqa: PLC0415
 
         return OutboxBatch
+    if name == "Events":
+        from outbox_spark.frames import Events  # noqa: PLC0415
+
+        return Events
     if name == "message_id":
         from outbox_spark.rows import message_id  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 """Several DataFrames in one transaction: rows of as many tables as you like, and separate events.
 
-Every table and column is checked when it is named. At the end every DataFrame is staged by its own Spark job, and one
-transaction moves all of them, as that of a `save()` does.
+Every table and column is checked when it is named. At the end a Spark job stages each DataFrame, which it computes
+once for all that is made of it. One transaction moves everything, as that of a `save()` does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,16 +14,15 @@ import psycopg
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from outbox_spark.commit import commit_batch
 from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import BatchError, OptionError, OutboxWriteError
-from outbox_spark.events import MakeEvents, made_by
+from outbox_spark.frames import Events, Frames
 from outbox_spark.ledger import Batch, count_repeat, read, refuse_begun_in_pieces
-from outbox_spark.load import load
+from outbox_spark.load import load_all
 from outbox_spark.options import WriteLimits, batch_options
-from outbox_spark.plan import Plan, Save, Staged
+from outbox_spark.plan import MakeEvents, Save, Staged
 from outbox_spark.prepare import (
     KILLED_WITHIN,
     clean_after,
@@ -34,15 +33,16 @@ from outbox_spark.prepare import (
     room_of,
     say_recognised,
 )
-from outbox_spark.tables import EVENT_FIELDS, EVENT_TEXTS, MESSAGE_KEY, describe, plan_events, plan_rows, require_outbox
+from outbox_spark.tables import describe, plan_rows, require_outbox
+from outbox_spark.volatile import refuse_computed_twice
 
 
 class OutboxBatch:
     """A batch that is written at the end of its block: all of it or nothing, and once.
 
         with OutboxBatch(spark, url=url, app_id="nightly", version=20261121) as batch:
-            batch.rows(invoices, table="billing.invoice")
             batch.rows(customers, table="billing.customer", mode="upsert", key_columns=["customer_id"])
+            batch.rows(invoices, table="billing.invoice")
             batch.events(invoices, aggregate_type="customer", aggregate_id=col("customer_id"),
                          event_type="InvoiceIssued", payload=struct("invoice_id", "amount"))
 
@@ -90,7 +90,7 @@ class OutboxBatch:
             raise BatchError("the batch is open already: its block is written when it ends, and takes no other inside")
         # Of a block that failed nothing is left: opened again, it would write its DataFrames twice.
         self._token = uuid4()
-        self._frames: list[tuple[DataFrame, Plan]] = []
+        self._frames = Frames()
         options = self._options
         with connect(self._info) as connection:
             self._now = require_outbox(connection, options)
@@ -110,11 +110,13 @@ class OutboxBatch:
         table: str,
         mode: Literal["append", "upsert"] = "append",
         key_columns: Sequence[str] = (),
+        events: Events | None = None,
     ) -> None:
         """Add a DataFrame whose rows belong to a table.
 
         Args:
             mode: "upsert" updates the rows that are there with the same `key_columns`, which need a unique index.
+            events: what events the rows become; the same as a call of `events()` with this DataFrame.
         Raises:
             BatchError: it is added outside of the block.
             OptionError, TableError, ColumnError: it cannot be written there, and why.
@@ -126,7 +128,9 @@ class OutboxBatch:
             raise OptionError("mode upsert takes key_columns, and append takes no key_columns")
         with connect(self._info) as connection:
             described = describe(connection, table, named_by="rows()")
-        self._frames.append((self._bounded(frame), plan_rows(frame.schema, described, tuple(key_columns))))
+        self._frames.add_rows(frame, plan_rows(frame.schema, described, tuple(key_columns)))
+        if events is not None:
+            self._frames.add_events(frame, events)
 
     def events(
         self,
@@ -138,45 +142,17 @@ class OutboxBatch:
         order_by: Sequence[Column | str] = (),
         **fields: Column | str,
     ) -> None:
-        """Add a DataFrame whose rows become events.
+        """Add a DataFrame whose rows become events; the arguments are those of `Events`.
 
-        What an event consists of is named as in outbox.message: aggregate_type, aggregate_id, event_type, payload,
-        headers, exchange, routing_key, content_type, message_id. Without more the DataFrame's columns are these.
-
-        Args:
-            fields: each a text that all events have, or a Column; then no other column of the DataFrame is taken.
-            function: makes the event, several or `None` of a row, which it gets as a dict.
-            struct: the column that has an event's fields inside.
-            message_key: message ids follow from it and from type and key of the event, not from the batch. So consumers
-                know an event that comes again in another batch.
-            order_by: orders the events over all partitions; else a partition's are in the DataFrame's order.
         Raises:
             BatchError: it is added outside of the block.
             OptionError, ColumnError: with every fault at once.
         """
         self._require_open()
-        given = {**fields, **({} if message_key is None else {MESSAGE_KEY: message_key})}
-        if unknown := given.keys() - set(EVENT_FIELDS):
-            raise OptionError(f"an event has {', '.join(EVENT_FIELDS)}, not {', '.join(sorted(unknown))}")
-        same = {name: value for name, value in given.items() if name in EVENT_TEXTS and isinstance(value, str)}
-        columns = [
-            (f.lit(value) if isinstance(value, str) else value).alias(name)
-            for name, value in given.items()
-            if name not in same
-        ]
-        if (function is not None) + (struct is not None) + bool(columns) > 1:
-            raise OptionError("function, struct and Columns exclude each other: each gives all that differs in rows")
-        frame = self._bounded(frame, order_by)
-        if function is not None:
-            frame = made_by(
-                function, frame, [name for name in EVENT_FIELDS if name not in same and name != MESSAGE_KEY]
-            )
-        elif struct is not None:
-            frame = frame.select(f"{struct}.*")
-        elif columns:
-            frame = frame.select(*columns)
-        plan = plan_events(frame.schema, same, number=sum(plan.event is not None for _, plan in self._frames))
-        self._frames.append((frame, plan))
+        self._frames.add_events(
+            frame,
+            Events(function=function, struct=struct, message_key=message_key, order_by=order_by, **fields),
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -184,7 +160,7 @@ class OutboxBatch:
         self._is_open = False
         if error is not None or self.recognised is not None:
             return
-        if not self._frames:
+        if not self._frames.frames:
             raise BatchError(
                 "the block has added no DataFrame, and the batch is not in the ledger: add one, which may be empty, "
                 "with rows() or events()"
@@ -198,13 +174,14 @@ class OutboxBatch:
             )
 
     def _write(self) -> None:
+        refuse_computed_twice([frame.given for frame in self._frames.frames])
         saves = self._begin()
         tag = f"outbox-{self._token}"
         self._spark.addTag(tag)
         try:
-            frames = [frame for frame, _ in self._frames]
-            written = [(save, _stage(save, frame)) for save, frame in zip(saves, frames, strict=True)]
-            self.recognised = commit_batch(written)
+            self.recognised = commit_batch(
+                [(save, staged) for save, staged in zip(saves, self._stage(saves), strict=True)]
+            )
         except BaseException:
             with suppress(Exception):  # what has gone wrong may be Spark itself, and is what the caller is to hear of
                 self._spark.interruptTag(tag)  # the tasks of a job that is not waited for any more
@@ -221,7 +198,7 @@ class OutboxBatch:
         options, saves = self._options, []
         with connect(self._info) as connection:
             clean_before(connection, options, self._now)
-            for _, plan in self._frames:
+            for plan in self._frames.plans:
                 staging = name_staging(
                     options.staging_schema, now=self._now, batch_hash=options.batch_hash, token=uuid4()
                 )
@@ -229,35 +206,38 @@ class OutboxBatch:
                 saves.append(Save(self._token, self._info, options, plan, staging, room=room_of(options)))
         return saves
 
+    def _stage(self, saves: Sequence[Save]) -> list[list[Staged]]:
+        """Compute each DataFrame once; return what is staged for each plan."""
+        staged: list[list[Staged]] = [[] for _ in saves]
+        for frame in self._frames.frames:
+            computed = frame.computed(self._options.num_partitions)
+            for number, each in _stage(computed, [saves[part] for part in frame.parts]):
+                staged[frame.parts[number]].append(each)
+        return staged
+
     def _give_up(self, saves: Sequence[Save]) -> None:
         with suppress(OutboxWriteError, psycopg.Error), connect(self._info) as connection:  # else they go by age
             for save in saves:
                 drop_attempts(connection, save.staging, lock_timeout=KILLED_WITHIN)
 
-    def _bounded(self, frame: DataFrame, order_by: Sequence[Column | str] = ()) -> DataFrame:
-        most = self._options.num_partitions
-        if order_by and most is not None:
-            return frame.repartitionByRange(most, *order_by).sortWithinPartitions(*order_by)
-        if order_by:
-            return frame.orderBy(*order_by)  # the partitions follow each other in that order
-        return frame if most is None else frame.coalesce(most)
 
-
-def _stage(save: Save, frame: DataFrame) -> list[Staged]:
-    """Stage a DataFrame; of the attempts at a task Spark hands back what the winner says."""
+def _stage(frame: DataFrame, saves: Sequence[Save]) -> Iterator[tuple[int, Staged]]:
+    """Stage a DataFrame; of the attempts at a task Spark hands back what the winner says of each save."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        staged = load(save, batches, partition=context.partitionId(), attempt=context.taskAttemptId())
+        staged = load_all(saves, batches, partition=context.partitionId(), attempt=context.taskAttemptId())
         yield pa.RecordBatch.from_arrays(
             [
-                pa.array([staged.partition], pa.int32()),
-                pa.array([staged.table], pa.string()),
-                pa.array([staged.rows], pa.int64()),
-                pa.array([staged.is_left_out]),
+                pa.array(range(len(staged)), pa.int32()),
+                pa.array([each.partition for each in staged], pa.int32()),
+                pa.array([each.table for each in staged], pa.string()),
+                pa.array([each.rows for each in staged], pa.int64()),
+                pa.array([each.is_left_out for each in staged]),
             ],
-            ["place", "relation", "row_count", "left_out"],
+            ["number", "place", "relation", "row_count", "left_out"],
         )
 
-    told = frame.mapInArrow(stage, "place int, relation string, row_count long, left_out boolean").collect()
-    return [Staged(place, table, rows, is_left_out=left_out) for place, table, rows, left_out in told]
+    shape = "number int, place int, relation string, row_count long, left_out boolean"
+    for number, place, table, rows, left_out in frame.mapInArrow(stage, shape).collect():
+        yield number, Staged(place, table, rows, is_left_out=left_out)

@@ -23,7 +23,7 @@ from outbox_spark.ledger import (
     refuse_other_query,
     take,
 )
-from outbox_spark.plan import EventPlan, Pieces, Room, Save, Staged, made_at, of_outbox
+from outbox_spark.plan import BusinessColumn, EventPlan, Pieces, Room, Save, Staged, made_at, of_outbox
 
 ASK_AGAIN_FOR = 30.0  # seconds, when the connection broke while the commit was under way
 
@@ -37,7 +37,7 @@ PREPARE = """
     SET LOCAL idle_in_transaction_session_timeout = '15s'
 """
 
-MOVE_BUSINESS_ROWS = SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging}{on_conflict}")
+MOVE_BUSINESS_ROWS = SQL("INSERT INTO {table} ({columns}) SELECT {values} FROM {staging}{on_conflict}")
 UPDATE = SQL(" ON CONFLICT ({keys}) DO UPDATE SET {changes}")
 
 # The parent, never the partition: the statement trigger that rings the relay is the parent's.
@@ -166,10 +166,10 @@ def _move_all(connection: psycopg.Connection, in_order: Written) -> None:
             _refuse_repeated_keys(connection, save, staged)
             for each in staged:
                 _move(connection, _business_rows_of(save, save.plan.table, each), each, ".".join(save.plan.table))
-    for save, staged in in_order:
-        if save.plan.event is not None:
-            for each in staged:
-                _move(connection, _events_of(save, save.plan.event, each), each, "the outbox")
+    events = [(save.plan.event, save, staged) for save, staged in in_order if save.plan.event is not None]
+    for event, save, staged in sorted(events, key=lambda each: each[0].number):
+        for each in staged:
+            _move(connection, _events_of(save, event, each), each, "the outbox")
     for save, staged in in_order:
         for each in staged:
             connection.execute(SQL("DROP TABLE {}").format(_staging(save, each)))
@@ -227,9 +227,14 @@ def _business_rows_of(save: Save, table: tuple[str, str], staged: Staged) -> Com
     return MOVE_BUSINESS_ROWS.format(
         table=Identifier(*table),
         columns=SQL(", ").join(columns),
+        values=SQL(", ").join(_value(column) for column in save.plan.columns),
         staging=_staging(save, staged),
         on_conflict=on_conflict,
     )
+
+
+def _value(column: BusinessColumn) -> Composable:
+    return SQL("{}" if column.cast is None else f"CAST({{}} AS {column.cast})").format(Identifier(column.name))
 
 
 def _events_of(save: Save, event: EventPlan, staged: Staged) -> Composed:
@@ -268,7 +273,14 @@ def _refuse_repeated_keys(connection: psycopg.Connection, save: Save, staged: Se
     if not save.plan.keys or not staged:
         return
     keys = SQL(", ").join(Identifier(name) for name in save.plan.keys)
-    every_row = SQL(" UNION ALL ").join(SQL("SELECT {} FROM {}").format(keys, _staging(save, each)) for each in staged)
+    values = SQL(", ").join(
+        SQL("{} AS {}").format(_value(column), Identifier(column.name))
+        for column in save.plan.columns
+        if column.name in save.plan.keys
+    )
+    every_row = SQL(" UNION ALL ").join(
+        SQL("SELECT {} FROM {}").format(values, _staging(save, each)) for each in staged
+    )
     found = connection.execute(FIND_REPEATED_KEY.format(keys=keys, staged=every_row)).fetchone()
     if found is not None:
         raise BatchError(

@@ -1,48 +1,37 @@
 """Events that a Python function makes of rows, on the executors and a batch of Arrow at a time."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from outbox_spark.errors import RowError
+from outbox_spark.plan import MadeEvent, MakeEvents, Maker
 from outbox_spark.rows import UNREADABLE, first_faulty
 
-Event = Mapping[str, Any]
-MakeEvents = Callable[[dict[str, Any]], Event | Iterable[Event] | None]
 
+def events_of(maker: Maker, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the events that a function makes of each row: one, none (None), or several; as columns of text.
 
-def made_by(function: MakeEvents, frame: DataFrame, fields: Iterable[str]) -> DataFrame:
-    """Return the events that the function makes of each row: one, none (None), or several.
-
-    It gets the row as a dict, and gives mappings of some of these fields; a payload or headers that are no text become
-    JSON. The other fields have the text that a column of the same value has.
+    It gives mappings of some of the fields; a payload or headers that are no text become JSON. The other fields have
+    the text that a column of the same value has.
 
     Raises:
         RowError: the function raised, or gave what is no event, or Python cannot hold a value of the row; the row is
             named.
     """
-    names = tuple(fields)
-
-    def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return events_of(function, names, batches)
-
-    return frame.mapInArrow(make, ", ".join(f"{name} string" for name in names))
-
-
-def events_of(
-    function: MakeEvents, names: tuple[str, ...], batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Return the events of each batch, as columns of text; as `made_by`, on an executor."""
-    kinds = pa.schema([(name, pa.string()) for name in names])
+    kinds = pa.schema([(name, pa.string()) for name in maker.fields])
     for batch in batches:
         _refuse_unreadable(batch)
-        events = [_as_texts(event, names, row) for row in batch.to_pylist() for event in _events_of_row(function, row)]
+        events = [
+            _as_texts(event, maker.fields, row)
+            for row in batch.to_pylist()
+            for event in _events_of_row(maker.function, row)
+        ]
         yield pa.RecordBatch.from_pylist(events, kinds)
 
 
@@ -62,7 +51,7 @@ def _readable(batch: pa.RecordBatch, place: int) -> dict[str, Any]:
     }
 
 
-def _events_of_row(function: MakeEvents, row: dict[str, Any]) -> list[Event]:
+def _events_of_row(function: MakeEvents, row: dict[str, Any]) -> list[MadeEvent]:
     try:
         made = function(row)
         return [] if made is None else [made] if isinstance(made, Mapping) else list(made)

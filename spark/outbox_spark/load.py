@@ -1,6 +1,6 @@
-"""Load the rows of one task attempt into its staging table, in one transaction; the executors' part."""
+"""Load the rows of one task attempt into its staging tables, in one transaction; the executors' part."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import chain
@@ -11,59 +11,87 @@ from adbc_driver_postgresql import dbapi
 
 from outbox_spark.connection import connect_task
 from outbox_spark.errors import BatchError, one_line
+from outbox_spark.events import events_of
 from outbox_spark.plan import Save, Staged
 from outbox_spark.rows import naming_refused, staging_rows
 
 BYTES_PER_INGEST = 32 * 1024 * 1024
 UNDEFINED_TABLE = "42P01"
+ROWS_PER_CALL = 10_000  # as dicts for a Python function, which may make many events of each
 Rows = TypeVar("Rows")
 
 
 def load(save: Save, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int) -> Staged:
-    """Stage the rows of a partition, in their order.
+    """Stage the rows of a partition, in their order; as `load_all`."""
+    (staged,) = load_all([save], batches, partition=partition, attempt=attempt)
+    return staged
 
-    A partition without rows has no table. On an error nothing is left behind; a killed process may leave the table.
-    If the pattern is gone, the partition is left out: the driver that commits the batch drops what others have staged.
+
+def load_all(saves: Sequence[Save], batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int) -> list[Staged]:
+    """Stage what each plan makes of the rows of a partition, in their order; each row is read once.
+
+    What has no rows has no table. On an error nothing is left behind; a killed process may leave the tables.
+    If a pattern is gone, the partition is left out: the driver that commits the batch drops what others have staged.
 
     Raises:
         RowError: the database would refuse a value; the message has the row's key.
         BatchError: the database has refused something, or is gone.
     """
-    chunks = chunks_of(batches, save.options.batchsize)
+    chunks = chunks_of(batches, saves[0].options.batchsize)
     first = next(chunks, None)
     if first is None:
-        return Staged(partition, None, 0)
+        return [Staged(partition, None, 0) for _ in saves]
     try:
-        return _stage(save, chain((first,), chunks), partition=partition, attempt=attempt)
+        return _stage(saves, chain((first,), chunks), partition=partition, attempt=attempt)
     except dbapi.Error as error:
         if error.sqlstate == UNDEFINED_TABLE:
-            return Staged(partition, None, 0, is_left_out=True)
+            return [Staged(partition, None, 0, is_left_out=True) for _ in saves]
         raise BatchError(f"partition {partition} could not be staged: {one_line(error)}") from None
 
 
-def _stage(save: Save, chunks: Iterable[pa.RecordBatch], *, partition: int, attempt: int) -> Staged:
-    table = save.staging.table_of(attempt)
-    rows = 0
+def _stage(saves: Sequence[Save], chunks: Iterable[pa.RecordBatch], *, partition: int, attempt: int) -> list[Staged]:
+    counts = [0] * len(saves)
 
-    def made() -> Iterator[tuple[pa.RecordBatch, int, pa.RecordBatch]]:
-        nonlocal rows
+    def made() -> Iterator[tuple[Save, pa.RecordBatch, int, pa.RecordBatch]]:
         for chunk in chunks:
-            yield chunk, rows, staging_rows(save, chunk, partition=partition, first=rows)
-            rows += chunk.num_rows
+            for place, save in enumerate(saves):
+                for rows in _rows_of(save, chunk):
+                    first = counts[place]
+                    yield save, rows, first, staging_rows(save, rows, partition=partition, first=first)
+                    counts[place] += rows.num_rows
 
-    def ingest(made: tuple[pa.RecordBatch, int, pa.RecordBatch]) -> None:
-        chunk, first, staged = made
-        with naming_refused(save, chunk, table, partition=partition, first=first):
+    def ingest(made: tuple[Save, pa.RecordBatch, int, pa.RecordBatch]) -> None:
+        save, rows, first, staged = made
+        table = save.staging.table_of(attempt)
+        if first == 0:
+            cursor.execute(save.staging.create(attempt))
+        with naming_refused(save, rows, table, partition=partition, first=first):
             cursor.adbc_ingest(table, staged, mode="append", db_schema_name=save.staging.schema)
 
-    with closing(connect_task(save.info)) as connection, closing(connection.cursor()) as cursor:
-        # The table is new in the transaction that fills it: PostgreSQL then only ever appends to it. So the commit
+    with closing(connect_task(saves[0].info)) as connection, closing(connection.cursor()) as cursor:
+        # A table is new in the transaction that fills it: PostgreSQL then only ever appends to it. So the commit
         # reads the rows in the order of the DataFrame.
         cursor.execute("BEGIN")
-        cursor.execute(save.staging.create(attempt))
         load_each(made(), ingest)
         cursor.execute("COMMIT")
-    return Staged(partition, table, rows)
+    return [
+        Staged(partition, save.staging.table_of(attempt) if rows else None, rows)
+        for save, rows in zip(saves, counts, strict=True)
+    ]
+
+
+def _rows_of(save: Save, chunk: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the rows as the plan takes them: themselves, or the events that a Python function makes of them."""
+    event = save.plan.event
+    if event is None or event.maker is None:
+        yield chunk
+        return
+    # Taken, not sliced: a slice of lists still has the values of all.
+    parts = (
+        chunk.take(pa.array(range(first, min(first + ROWS_PER_CALL, chunk.num_rows))))
+        for first in range(0, chunk.num_rows, ROWS_PER_CALL)
+    )
+    yield from chunks_of(events_of(event.maker, parts), save.options.batchsize)
 
 
 def load_each(made: Iterable[Rows], ingest: Callable[[Rows], object]) -> None:

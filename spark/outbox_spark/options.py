@@ -501,6 +501,11 @@ def write_options(given: Mapping[str, str], *, is_stream: bool = False) -> Write
         faults.append("a stream takes only atomic=batch; inside foreachBatch all is possible")
     if not is_stream and (values["app_id"] is None) != (values["version"] is None):
         faults.append("options txnAppId and txnVersion name a batch together: give both or neither")
+    elif not is_stream and atomic == "partition" and not single_task and values["app_id"] is None:
+        faults.append(
+            "option atomic=partition takes txnAppId and txnVersion: when a partition fails, others are written, and "
+            "only a batch with a name goes on from there"
+        )
     if values["payload_columns"] and values["payload_column"]:
         faults.append("options payloadColumns and payloadColumn exclude each other")
     _raise(faults)

@@ -1,13 +1,17 @@
 """What the driver decides and the executors are told: plain data, for it is pickled, and without psycopg."""
 
 import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import UUID
 
 from outbox_spark.options import BatchOptions
 
+MadeEvent = Mapping[str, Any]
+MakeEvents = Callable[[dict[str, Any]], MadeEvent | Iterable[MadeEvent] | None]
 
-# The staging table's columns for the event; the rest are the business table's own.
+
 def of_outbox(column: str) -> str:
     """Name the staging table's column for a column of outbox.message; the rest are the business table's own."""
     return f"outbox {column}"  # the blank keeps it apart from any column that a table is likely to have
@@ -19,15 +23,26 @@ class BusinessColumn:
 
     name: str
     index: int  # in the DataFrame
-    type: str  # as SQL writes it: numeric(12,2)
-    kind: str  # the name of the type alone: numeric
+    type: str  # that it is staged as, in SQL: numeric(12,2)
+    kind: str  # the name of that type alone: numeric
     not_null: bool
     max_characters: int | None
+    max_digits: int | None  # of a timestamp, after the point of its seconds
+    cast: str | None = None  # what the driver's INSERT makes of the staged text, in SQL: inet
+    check: str | None = None  # a constraint of the staging table: PostgreSQL reads the text, and keeps all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """The Python function that makes events of a row."""
+
+    function: MakeEvents  # gets the row as a dict
+    fields: tuple[str, ...]  # of an event, as text; the plan's places are places in these
 
 
 @dataclass(frozen=True, slots=True)
 class EventPlan:
-    """How a DataFrame's rows become events. The numbers are places in the DataFrame."""
+    """How a DataFrame's rows become events. The numbers are places in the DataFrame, or in what `maker` makes of it."""
 
     texts: dict[str, int]  # columns of outbox.message that differ from row to row
     same: dict[str, str]  # those that are the same in all of them
@@ -39,6 +54,7 @@ class EventPlan:
     sequence_is_unique: bool = True  # the business table's own index sees to it
     number: int = 0  # of several DataFrames of events in one batch
     id_tells_batch: bool = True  # False: the same event in another batch has the same id
+    maker: Maker | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -48,6 +64,17 @@ class EventPlan:
     @property
     def may_repeat_ids(self) -> bool:
         return self.message_id is not None or not self.sequence_is_unique
+
+    def after(self, columns: int) -> "EventPlan":
+        """Return the plan for a DataFrame that has so many more columns in front."""
+        return replace(
+            self,
+            texts={name: place + columns for name, place in self.texts.items()},
+            payload=tuple(place + columns for place in self.payload),
+            headers=None if self.headers is None else self.headers + columns,
+            message_id=None if self.message_id is None else self.message_id + columns,
+            sequence=None if self.sequence is None else self.sequence + columns,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from datetime import datetime
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.sql import SQL, Composed, Identifier, Literal
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 from pyspark.sql.types import StructType
 
 from outbox_spark.connection import connect, conninfo
@@ -175,7 +175,7 @@ def name_staging(schema: str, *, now: datetime, batch_hash: str, token: UUID, pl
     """
     quoted_schema = Identifier(schema).as_string()
     prefix = f"staging_{int(now.timestamp()):010d}_{batch_hash}_{token.hex[:10]}"
-    columns = f"LIKE {quoted_schema}.{prefix}" if plan is None else _columns(plan).as_string()
+    columns = f"LIKE {quoted_schema}.{prefix} INCLUDING CONSTRAINTS" if plan is None else _columns(plan).as_string()
     return Staging(schema, quoted_schema, prefix, columns)
 
 
@@ -187,7 +187,10 @@ def make_pattern(connection: psycopg.Connection, staging: Staging, plan: Plan) -
 
 def _columns(plan: Plan) -> Composed:
     # The types are as format_type() wrote them, hence SQL that needs no quoting.
-    columns = [SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for column in plan.columns]
+    columns: list[Composable] = [
+        SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for column in plan.columns
+    ]
+    columns += [SQL(column.check) for column in plan.columns if column.check is not None]
     if plan.event is not None:
         types = {"message_id": "uuid NOT NULL", "payload": "json NOT NULL", "headers": "jsonb"}
         columns += [

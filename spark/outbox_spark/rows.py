@@ -47,8 +47,9 @@ TEXT_BYTES = 255
 # Arrow's text most are no date.
 FIRST_DAY, BEYOND_LAST_DAY = -719_162, 2_932_897  # since 1970
 MICROSECONDS_OF_DAY = 86_400_000_000
-# Classes of SQLSTATE that tell of a value: by its type, a constraint, a view's condition, a limit or a trigger.
-OF_VALUES = ("22", "23", "44", "54", "P0")
+# Classes of SQLSTATE that tell of a value: by its type, a constraint, a view's condition, a limit or a trigger. The
+# last is that of a text which is no tsvector.
+OF_VALUES = ("22", "23", "44", "54", "P0", "42601")
 
 NEEDS_ESCAPE = r'["\\\x00-\x1f]'
 NAMESPACE = uuid5(NAMESPACE_URL, "outbox-spark")
@@ -134,6 +135,9 @@ class _Rows:
             if business.max_characters is not None:
                 is_too_long = partial(_is_longer, business.max_characters)
                 self._refuse_any(column, is_too_long, f"column {business.name!r} is longer than {business.type}")
+            if business.max_digits is not None:
+                fault = f"column {business.name!r} has digits that {business.type} rounds: cut them with date_trunc"
+                self._refuse_any(column, partial(_is_finer, business.max_digits), fault)
 
     def business_value(self, column: BusinessColumn) -> pa.Array:
         return self._made(partial(_as_kind, column.kind), column.index)
@@ -291,6 +295,13 @@ def _has_nul(column: pa.Array) -> bool:
 
 def _is_longer(most: int, column: pa.Array) -> bool:
     return any(_any(pc.greater(pc.utf8_length(leaf), most)) for leaf in _leaves(column))
+
+
+def _is_finer(digits: int, column: pa.Array) -> bool:
+    """Whether a timestamp has more digits after the point of its seconds."""
+    step = 10 ** (6 - digits)
+    times = (leaf.cast(pa.int64()) for leaf in _leaves(column))
+    return any(_any(pc.not_equal(pc.multiply(pc.divide(each, step), step), each)) for each in times)
 
 
 def is_of_no_year(column: pa.Array) -> bool:

@@ -11,7 +11,7 @@ from pyspark.sql import types as spark
 
 from outbox_spark.errors import ColumnError, TableError, one_line
 from outbox_spark.options import BatchOptions, WriteOptions
-from outbox_spark.plan import BusinessColumn, EventPlan, Plan
+from outbox_spark.plan import BusinessColumn, EventPlan, Maker, Plan
 
 FIND_TABLE = SQL("""
     SELECT class.oid, space.nspname, class.relname, class.relkind IN ('r', 'p'),
@@ -23,7 +23,8 @@ FIND_TABLE = SQL("""
 # A domain is looked at as the type beneath it; its own checks run when the row is staged.
 LIST_COLUMNS = SQL("""
     SELECT col.attname, format_type(col.atttypid, col.atttypmod), base.typname,
-        base.typnamespace = 'pg_catalog'::regnamespace,
+        base.typnamespace = 'pg_catalog'::regnamespace, format_type(base.oid, -1),
+        format_type(base.oid, CASE type.typtype WHEN 'd' THEN type.typtypmod ELSE col.atttypmod END),
         CASE type.typtype WHEN 'd' THEN type.typtypmod ELSE col.atttypmod END,
         col.attnotnull, col.atthasdef OR col.attidentity <> '',
         col.attgenerated <> '' OR col.attidentity = 'a',
@@ -77,6 +78,7 @@ EXACT = {
     spark.BinaryType: {"bytea"},
     spark.StringType: {"text", "varchar", "bpchar", "json", "jsonb", "uuid"},
 }
+WITH_SPARK_TYPE = frozenset({*INTEGERS, "numeric", *(kind for kinds in EXACT.values() for kind in kinds)})
 NESTED = (spark.StructType, spark.MapType, spark.ArrayType)
 IN_JSON = (*INTEGER_BYTES, *EXACT, spark.DecimalType)
 TIME_DIGITS = 6  # after the point of a second, of PostgreSQL and in JSON; Spark's time has up to 9
@@ -102,6 +104,8 @@ class TableColumn:
     type: str  # as SQL writes it: numeric(12,2)
     kind: str  # the name of the type alone: numeric
     is_builtin: bool
+    unlimited: str  # the type without its modifier, as SQL writes it, and beneath a domain: numeric
+    limited: str  # the same with its modifier: numeric(12,2)
     modifier: int
     not_null: bool
     has_default: bool
@@ -122,6 +126,17 @@ class TableColumn:
         """How long a varchar or char may be, also in an array; None when it may be any length."""
         is_bounded = self.kind.removeprefix("_") in {"varchar", "bpchar"} and self.modifier >= 4
         return self.modifier - 4 if is_bounded else None
+
+    @property
+    def max_digits(self) -> int | None:
+        """How many digits a timestamp has after the point of its seconds; None when it has all of Spark's."""
+        is_timestamp = self.kind.removeprefix("_") in {"timestamp", "timestamptz"}
+        return self.modifier if is_timestamp and self.modifier >= 0 else None
+
+    @property
+    def has_spark_type(self) -> bool:
+        """Whether some type of Spark's is exactly this one."""
+        return self.is_builtin and self.kind.removeprefix("_") in WITH_SPARK_TYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +240,12 @@ def plan_write(schema: spark.StructType, table: Table, options: WriteOptions) ->
     faults = _named_twice(schema) + _missing(fields, options)
     named = {*options.named_columns().values(), *options.payload_columns}
     columns = _business_columns(fields, table, faults, others=named)
+    if options.pieces is not None:
+        faults += [
+            f"column {column.name!r} is text in the DataFrame and {column.cast} in {table}. Only atomic=batch casts it"
+            for column in columns
+            if column.cast is not None
+        ]
     payload = _payload(columns, options)
     faults += _unfit_for_event(fields, payload, options)
     sequence = options.sequence_column
@@ -274,12 +295,13 @@ def plan_rows(schema: spark.StructType, table: Table, keys: tuple[str, ...]) -> 
     return Plan((table.schema, table.name), tuple(columns), keys=keys)
 
 
-def plan_events(schema: spark.StructType, same: Mapping[str, str], *, number: int) -> Plan:
-    """Decide what becomes of the columns of a DataFrame whose names are those of outbox.message.
+def plan_events(schema: spark.StructType, same: Mapping[str, str], *, number: int, maker: Maker | None = None) -> Plan:
+    """Decide what becomes of columns whose names are those of outbox.message.
 
     Args:
         same: what all rows have in common.
-        number: how many DataFrames of events came before.
+        number: how many events of the batch were planned before.
+        maker: the function that makes the columns.
     Raises:
         ColumnError: with every fault at once, each naming its column.
     """
@@ -309,6 +331,7 @@ def plan_events(schema: spark.StructType, same: Mapping[str, str], *, number: in
         sequence_is_unique=MESSAGE_KEY not in places,
         number=number,
         id_tells_batch=MESSAGE_KEY not in places,
+        maker=maker,
     )
     return Plan(event=event)
 
@@ -331,9 +354,7 @@ def _business_columns(
         if name in target:
             column = target[name]
             faults += _misfit(name, data_type, column, table)
-            columns.append(
-                BusinessColumn(name, index, column.type, column.kind, column.not_null, column.max_characters)
-            )
+            columns.append(_staged(index, data_type, column))
         elif name not in others:
             faults.append(f"column {name!r} is not in {table}, and no option names it")
     faults += [
@@ -344,6 +365,36 @@ def _business_columns(
     if not columns:
         faults.append(f"no column of the DataFrame is in {table}")
     return columns
+
+
+def _staged(index: int, data_type: spark.DataType, column: TableColumn) -> BusinessColumn:
+    """Return how a column is staged: as its own type, or as text that the commit casts."""
+    staged = BusinessColumn(
+        column.name,
+        index,
+        column.type,
+        column.kind,
+        not_null=column.not_null,
+        max_characters=column.max_characters,
+        max_digits=column.max_digits,
+    )
+    if column.has_spark_type:
+        return staged
+    is_array = isinstance(data_type, spark.ArrayType)
+    text, bare = Identifier(column.name).as_string(), column.unlimited
+    # The checks of a domain are made by a cast to it.
+    is_kept = f"num_nonnulls(CAST({text} AS {column.type})) >= 0"
+    if column.modifier >= 0:
+        # A cast to a type with a modifier cuts and rounds; without one it keeps all, and both must be the same.
+        is_kept += f" AND CAST({text} AS {bare}) IS NOT DISTINCT FROM CAST({text} AS {column.limited})"
+    name = Identifier(f"column {index} fits {column.limited}"[:60]).as_string()
+    return replace(
+        staged,
+        type="text[]" if is_array else "text",
+        kind="_text" if is_array else "text",
+        cast=bare,
+        check=f"CONSTRAINT {name} CHECK ({is_kept})",
+    )
 
 
 def _is_json(data_type: spark.DataType) -> bool:
@@ -401,10 +452,20 @@ def _misfit(name: str, data_type: spark.DataType, column: TableColumn, table: Ta
         return [f"column {name!r} of {table} is generated by the database and cannot be written"]
     if not column.may_insert:
         return [f"column {name!r} of {table} may not be written by this user"]
-    if column.is_builtin and _fits(data_type, column):
+    both = f"column {name!r} is {data_type.simpleString()} in the DataFrame and {column.type} in {table}"
+    if column.has_spark_type:
+        return [] if _fits(data_type, column) else [f"{both}: not every value fits unchanged, cast it first"]
+    if _is_text_for(data_type, column):
         return []
-    both = f"{data_type.simpleString()} in the DataFrame and {column.type} in {table}"
-    return [f"column {name!r} is {both}: not every value fits unchanged, cast it first"]
+    array = ", or an array of such text" if column.kind.startswith("_") else ""
+    return [f"{both}: give it as a string that PostgreSQL reads as {column.unlimited}{array}"]
+
+
+def _is_text_for(data_type: spark.DataType, column: TableColumn) -> bool:
+    """Whether it is text of which the commit makes what no type of Spark's is."""
+    if isinstance(data_type, spark.ArrayType) and column.kind.startswith("_"):
+        return isinstance(data_type.elementType, spark.StringType)
+    return isinstance(data_type, spark.StringType)
 
 
 def _fits(data_type: spark.DataType, column: TableColumn) -> bool:

@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 import pytest
 
 import outbox_spark
-from outbox_spark.events import MakeEvents, events_of
+from outbox_spark.events import events_of
+from outbox_spark.plan import MakeEvents, Maker
 
 NAMES = ("aggregate_id", "payload")
 THE_ROW = "the row {'key': 'C2', 'due': datetime.date(2026, 1, 1)} makes no event"
@@ -65,7 +66,7 @@ def test_a_row_that_python_has_no_values_for_is_named(changed: dict[str, Any], r
 def refused_as(function: MakeEvents, **changed: Any) -> str:
     """Make events of three rows, of which the last is refused; return the words."""
     with pytest.raises(outbox_spark.RowError) as refused:
-        list(events_of(function, NAMES, [rows("C1"), rows("C1", "C2", **changed)]))
+        list(events_of(Maker(function, NAMES), [rows("C1"), rows("C1", "C2", **changed)]))
     return str(refused.value)
 
 

@@ -31,6 +31,7 @@ DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
         ({"txnAppId": "a", "txnVersion": "x"}, "option txnVersion takes a whole number"),
         ({"atomic": "row"}, "option atomic takes 'batch' or 'partition', not 'row'"),
         ({"atomic": "partition"}, "option atomic=partition takes numPartitions, the number of the DataFrame's part"),
+        ({"atomic": "partition", "numPartitions": "4"}, "option atomic=partition takes txnAppId and txnVersion: when"),
         ({"singleTask": "yes"}, "option singleTask takes true or false, not 'yes'"),
         ({"singleTask": "true", "numPartitions": "2"}, "a DataFrame of one partition; numPartitions says 2"),
         ({"url": "jdbc:postgresql://x/y"}, "option url takes a libpq URL"),

@@ -9,15 +9,23 @@ from decimal import Decimal
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 import outbox_spark
-from outbox_spark import OutboxBatch
+from outbox_spark import OutboxBatch, RowError
+from outbox_spark.load import load
+from outbox_spark.prepare import prepare
 from outbox_spark.tables import describe, plan_rows
+
+Options = dict[str, str]
+DRAWN = {"dbtable": "drawn", "aggregateIdColumn": "key"}
+pytestmark = pytest.mark.usefixtures("spark")  # StructType.fromDDL needs a session
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 WHOLE = st.integers(-(2**31), 2**31 - 1)
@@ -141,7 +149,9 @@ def test_every_value_of_every_type_arrives_as_it_was(
         ("struct<a:int>", "text"),
         ("struct<a:interval day to second>", "json"),
         ("map<binary,int>", "json"),
-        ("string", "inet"),
+        ("int", "inet"),
+        ("array<int>", "inet[]"),
+        ("string", "integer"),
         ("time(6)", "time(3)"),
         ("time(9)", "time"),
         ("time(9)", "text"),
@@ -157,3 +167,162 @@ def test_a_type_that_does_not_fit_is_refused_by_name(
 
     with pytest.raises(outbox_spark.ColumnError, match="column 'c' is "):
         plan_rows(StructType.fromDDL(f"c {spark_type}"), describe(connection, "drawn"), ())
+
+
+# Types that Spark lacks, with a text that PostgreSQL reads and one that it refuses, or would round or cut.
+AS_TEXT = [
+    ("billing.mood", "happy", "glad", "invalid input value for enum"),
+    ("inet", "10.0.0.1/8", "10.0.0", None),
+    ("cidr", "10.0.0.0/8", "10.0.0.1/8", "invalid cidr value"),
+    ("macaddr", "08:00:2b:01:02:03", "08", "invalid input syntax"),
+    ("interval", "1 day 02:03:04.5", "a day", "invalid input syntax"),
+    ("interval(0)", "1 day 02:03:04", "02:03:04.5", "fits interval(0)"),
+    ("interval day to hour", "3 days 2 hours", "2:30:00", "fits interval day to hour"),
+    ("int4range", "[1,5)", "[5,1)", "lower bound must be less"),
+    ("tstzrange", "[2026-01-01 00:00+00,2026-02-01 00:00+00)", "[", "malformed range"),
+    ("money", "12.50", "twelve", "invalid input syntax"),
+    ("bit(3)", "101", "10101", "fits bit(3)"),
+    ("bit varying(4)", "101", "10101", "fits bit varying(4)"),
+    ("oid", "4294967295", "-", "invalid input syntax"),
+    ("point", "(1,2)", "(1", "invalid input syntax"),
+    ("tsvector", "'a' 'b'", "'", "syntax error in tsvector"),
+    ("billing.mood[]", "{happy,sad}", "{glad}", "invalid input value for enum"),
+    ("billing.small", "101", "111", "violates check constraint"),
+]
+MADE_TYPES = """
+    CREATE TYPE billing.mood AS ENUM ('happy', 'sad');
+    CREATE DOMAIN billing.small AS bit(3) CHECK (VALUE <> B'111')
+"""
+
+
+@pytest.fixture
+def made_types(connection: psycopg.Connection) -> None:
+    """Types that a user has made."""
+    connection.execute(MADE_TYPES)
+
+
+@pytest.mark.usefixtures("made_types")
+def test_text_becomes_what_spark_has_no_type_for(
+    spark: SparkSession, database_url: str, connection: psycopg.Connection
+) -> None:
+    columns = ", ".join(f"c{place} {kind}" for place, (kind, *_) in enumerate(AS_TEXT))
+    connection.execute(f"CREATE TABLE drawn (moods billing.mood[], {columns})")
+    texts = {f"c{place}": f.lit(text) for place, (_, text, *_) in enumerate(AS_TEXT)}
+    frame = spark.range(2).select(
+        f.array(f.lit("sad"), f.lit(None)).alias("moods"),
+        *(f.when(f.col("id") == 1, text).alias(name) for name, text in texts.items()),
+    )
+
+    with OutboxBatch(spark, url=database_url, app_id="types", version=0) as batch:
+        batch.rows(frame, table="drawn")
+
+    same = " AND ".join(f"c{place}::text = %s::{kind}::text" for place, (kind, *_) in enumerate(AS_TEXT))
+    found = connection.execute(f"SELECT {same} FROM drawn WHERE c0 IS NOT NULL", [text for _, text, *_ in AS_TEXT])
+    assert found.fetchall() == [(True,)]
+    assert connection.execute("SELECT count(*) FROM drawn WHERE moods = '{sad,NULL}'").fetchone() == (2,)
+
+
+@pytest.mark.usefixtures("made_types")
+@pytest.mark.parametrize(("kind", "good", "bad", "words"), [each for each in AS_TEXT if each[3]])
+def test_text_that_postgres_does_not_keep_names_its_row(
+    kind: str, good: str, bad: str, words: str, options: Options, connection: psycopg.Connection
+) -> None:
+    connection.execute(f"CREATE TABLE drawn (key text, c {kind})")
+    save, _ = prepare({**options, **DRAWN}, StructType.fromDDL("key string, c string"), overwrite=False)
+    rows = pa.RecordBatch.from_pydict({"key": ["a", "b"], "c": [good, bad]})
+
+    with pytest.raises(RowError) as refused:
+        load(save, [rows], partition=0, attempt=1)
+
+    assert "'b'" in str(refused.value)
+    assert words in str(refused.value)
+
+
+@pytest.mark.every_postgres
+def test_text_becomes_xml_where_the_server_has_it(options: Options, connection: psycopg.Connection) -> None:
+    try:
+        connection.execute("SELECT '<a/>'::xml")
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip("this server is built without libxml")
+    connection.execute("CREATE TABLE drawn (key text, c xml)")
+    save, _ = prepare({**options, **DRAWN}, StructType.fromDDL("key string, c string"), overwrite=False)
+    rows = pa.RecordBatch.from_pydict({"key": ["a", "b"], "c": ["<a>1</a>", "<a>"]})
+
+    load(save, [rows.slice(0, 1)], partition=0, attempt=1)
+    with pytest.raises(RowError, match=r"'b'.*invalid XML"):
+        load(save, [rows], partition=0, attempt=2)
+
+
+# Every modifier that a type of PostgreSQL has, and a value that it keeps and one that it does not.
+MODIFIERS = [
+    ("timestamp", "timestamptz({})", datetime(2026, 12, 31, 23, 59, 59, 999_999, UTC), range(6)),
+    ("timestamp_ntz", "timestamp({})", datetime(2026, 12, 31, 23, 59, 59, 999_999), range(6)),  # noqa: DTZ001
+    ("array<timestamp>", "timestamptz({})[]", [datetime(2026, 12, 31, 23, 59, 59, 999_999, UTC)], range(6)),
+    ("string", "varchar({})", "abcdef ", range(1, 7)),
+    ("string", "char({})", "abcdef ", range(1, 7)),
+    ("string", "bit({})", "1111111", range(1, 7)),
+    ("string", "bit varying({})", "1111111", range(1, 7)),
+    ("string", "interval({})", "00:00:00.999999", range(6)),
+]
+
+
+@pytest.mark.parametrize(("spark_type", "postgres_type", "value", "modifiers"), MODIFIERS)
+def test_no_value_is_rounded_or_cut_for_a_modifier(
+    spark_type: str,
+    postgres_type: str,
+    value: Any,
+    modifiers: range,
+    options: Options,
+    connection: psycopg.Connection,
+) -> None:
+    schema = StructType.fromDDL(f"key string, c {spark_type}")
+    rows = pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array([value])], names=["key", "c"])
+
+    for modifier in modifiers:
+        connection.execute(
+            f"DROP TABLE IF EXISTS drawn; CREATE TABLE drawn (key text, c {postgres_type.format(modifier)})"
+        )
+        save, _ = prepare({**options, **DRAWN}, schema, overwrite=False)
+        with pytest.raises(RowError, match="'a'"):
+            load(save, [rows], partition=0, attempt=1)
+
+
+@pytest.mark.parametrize(
+    ("spark_type", "postgres_type"),
+    [
+        *((f"time({digits})", f"time({digits - 1})") for digits in range(1, 7)),
+        *((f"decimal({digits},2)", f"numeric({digits - 1},2)") for digits in (3, 18, 38)),
+        *((f"decimal(9,{digits})", f"numeric(9,{digits - 1})") for digits in (1, 9)),
+        ("decimal(9,0)", "numeric(9,-1)"),
+        ("int", "numeric(9)"),
+        ("bigint", "numeric(20,2)"),
+    ],
+)
+def test_a_modifier_that_spark_types_have_too_is_compared_with_theirs(
+    spark_type: str, postgres_type: str, connection: psycopg.Connection
+) -> None:
+    connection.execute(f"CREATE TABLE drawn (c {postgres_type})")
+
+    with pytest.raises(outbox_spark.ColumnError, match="not every value fits unchanged"):
+        plan_rows(StructType.fromDDL(f"c {spark_type}"), describe(connection, "drawn"), ())
+
+
+def test_only_a_batch_in_one_transaction_casts_text(options: Options, connection: psycopg.Connection) -> None:
+    connection.execute("CREATE TABLE drawn (key text, c inet)")
+    given = {**options, **DRAWN, "singleTask": "true"}
+
+    with pytest.raises(outbox_spark.ColumnError, match="Only atomic=batch casts it"):
+        prepare(given, StructType.fromDDL("key string, c string"), overwrite=False)
+
+
+def test_a_key_of_text_that_is_cast_is_compared_as_what_it_becomes(
+    spark: SparkSession, database_url: str, connection: psycopg.Connection
+) -> None:
+    connection.execute("CREATE TABLE drawn (host inet PRIMARY KEY, n integer)")
+    frame = spark.sql("SELECT * FROM VALUES ('10.0.0.1', 1), ('10.0.0.1/32', 2) AS t (host, n)")
+
+    with (
+        pytest.raises(outbox_spark.BatchError, match=r"2 rows for public\.drawn have the same host"),
+        OutboxBatch(spark, url=database_url, app_id="types", version=0) as batch,
+    ):
+        batch.rows(frame, table="drawn", mode="upsert", key_columns=["host"])

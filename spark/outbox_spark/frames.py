@@ -1,0 +1,152 @@
+"""The DataFrames of a batch: each is computed once, whatever is made of it.
+
+Computed twice, a DataFrame may give other rows: another `current_timestamp()`, other ids from a Python function. So its
+business rows and its events come from one pass over it, and what is made of one row always agrees.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import StringType, StructField, StructType
+
+from outbox_spark.errors import OptionError
+from outbox_spark.plan import MakeEvents, Maker, Plan
+from outbox_spark.tables import EVENT_FIELDS, EVENT_TEXTS, MESSAGE_KEY, plan_events
+
+
+class Events:
+    """What events a DataFrame's rows become.
+
+    What an event consists of is named as in outbox.message: aggregate_type, aggregate_id, event_type, payload, headers,
+    exchange, routing_key, content_type, message_id. Without more the DataFrame's columns are these.
+    """
+
+    def __init__(
+        self,
+        *,
+        function: MakeEvents | None = None,
+        struct: str | None = None,
+        message_key: Column | None = None,
+        order_by: Sequence[Column | str] = (),
+        **fields: Column | str,
+    ) -> None:
+        """Name what the events are made of.
+
+        Args:
+            fields: each a text that all events have, or a Column; then no other column of the DataFrame is taken.
+            function: makes the event, several or `None` of a row, which it gets as a dict.
+            struct: the column that has an event's fields inside.
+            message_key: message ids follow from it and from type and key of the event, not from the batch. So consumers
+                know an event that comes again in another batch.
+            order_by: orders the events over all partitions; else a partition's are in the DataFrame's order.
+        Raises:
+            OptionError: an event has no such field, or these exclude each other.
+        """
+        given = {**fields, **({} if message_key is None else {MESSAGE_KEY: message_key})}
+        if unknown := given.keys() - set(EVENT_FIELDS):
+            raise OptionError(f"an event has {', '.join(EVENT_FIELDS)}, not {', '.join(sorted(unknown))}")
+        self.function = function
+        self.struct = struct
+        self.order_by = tuple(order_by)
+        self.same = {name: value for name, value in given.items() if name in EVENT_TEXTS and isinstance(value, str)}
+        self.columns = [
+            (f.lit(value) if isinstance(value, str) else value).alias(name)
+            for name, value in given.items()
+            if name not in self.same
+        ]
+        if (function is not None) + (struct is not None) + bool(self.columns) > 1:
+            raise OptionError("function, struct and Columns exclude each other: each gives all that differs in rows")
+
+    def maker(self) -> Maker | None:
+        """Return what makes them with Python; None when Spark makes them."""
+        if self.function is None:
+            return None
+        fields = [name for name in EVENT_FIELDS if name not in self.same and name != MESSAGE_KEY]
+        return Maker(self.function, tuple(fields))
+
+
+@dataclass(slots=True)
+class Frame:
+    """A DataFrame of the batch, and what is made of it; `parts` are places in the batch's own list of plans."""
+
+    given: DataFrame
+    parts: list[int] = field(default_factory=list)
+    added: list[Column] = field(default_factory=list)  # of events, behind the DataFrame's own
+    order_by: tuple[Column | str, ...] = ()
+
+    def computed(self, most_partitions: int | None) -> DataFrame:
+        """Return what the one pass computes."""
+        frame = self.given.select("*", *self.added) if self.added else self.given
+        if self.order_by and most_partitions is not None:
+            return frame.repartitionByRange(most_partitions, *self.order_by).sortWithinPartitions(*self.order_by)
+        if self.order_by:
+            return frame.orderBy(*self.order_by)  # the partitions follow each other in that order
+        return frame if most_partitions is None else frame.coalesce(most_partitions)
+
+
+class Frames:
+    """Every DataFrame of a batch, and the plans of what is made of them, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.frames: list[Frame] = []
+
+    def add_rows(self, given: DataFrame, plan: Plan) -> None:
+        """Add the rows of a business table."""
+        self._add(self._frame_of(given), plan)
+
+    def add_events(self, given: DataFrame, events: Events) -> None:
+        """Add events; they go into the staging table of the DataFrame's business rows where Spark makes them.
+
+        Raises:
+            OptionError: the DataFrame's earlier events have another order.
+            ColumnError: with every fault at once.
+        """
+        frame = self._frame_of(given)
+        number = sum(plan.event is not None for plan in self.plans)
+        if any(self.plans[part].event is not None for part in frame.parts) and events.order_by != frame.order_by:
+            raise OptionError(
+                "order_by differs from that of earlier events of this DataFrame, which is computed once. Take "
+                "kept = frame.localCheckpoint(), and give kept and kept.select('*') to the calls of events()"
+            )
+        plan = self._planned(frame, events, number)
+        frame.order_by = events.order_by
+        rows = next((part for part in frame.parts if self.plans[part].event is None), None)
+        if rows is None or events.function is not None:
+            self._add(frame, plan)
+        else:
+            self.plans[rows] = replace(self.plans[rows], event=plan.event)
+
+    def _planned(self, frame: Frame, events: Events, number: int) -> Plan:
+        maker = events.maker()
+        if maker is not None:
+            made = StructType([StructField(name, StringType()) for name in maker.fields])
+            return plan_events(made, events.same, number=number, maker=maker)
+        if events.struct is not None:
+            schema = frame.given.select(f"{events.struct}.*").schema
+            columns = [f.col(events.struct)[name] for name in schema.names]
+        else:
+            schema = frame.given.select(*events.columns).schema if events.columns else frame.given.schema
+            columns = events.columns
+        plan = plan_events(schema, events.same, number=number)
+        if not columns or plan.event is None:
+            return plan
+        behind = len(frame.given.columns) + len(frame.added)
+        # Named apart, as the DataFrame may have columns of these names.
+        frame.added += [
+            column.alias(f"{name} of events() {number + 1}") for name, column in zip(schema.names, columns, strict=True)
+        ]
+        return replace(plan, event=plan.event.after(behind))
+
+    def _frame_of(self, given: DataFrame) -> Frame:
+        for frame in self.frames:
+            if frame.given is given:
+                return frame
+        self.frames.append(Frame(given))
+        return self.frames[-1]
+
+    def _add(self, frame: Frame, plan: Plan) -> None:
+        frame.parts.append(len(self.plans))
+        self.plans.append(plan)
