@@ -62,7 +62,10 @@ def dashboards() -> ExitCode:
 
 @app.command
 def jobs() -> ExitCode:
-    """Print the folder of the Spark jobs, for `spark-submit "$(relay config jobs)/archive.py"`."""
+    """Print the folder of the Spark jobs, for `spark-submit "$(relay config jobs)/archive.py"`.
+
+    With the extra `[spark]` alone: `python -m outbox_spark.jobs`.
+    """
     say(str(packaged.JOBS))
     return ExitCode.DONE
 

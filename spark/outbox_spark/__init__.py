@@ -24,9 +24,13 @@ writes nothing. Executors need this package, pyarrow and the ADBC driver; the dr
 or py4j, so that Spark Connect serves too.
 """
 
+import logging
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 try:
+    from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame, SparkSession
 
     from outbox_spark.errors import (
@@ -75,6 +79,9 @@ __all__ = [
 ]
 
 
+log = logging.getLogger("outbox_spark")
+
+
 def __getattr__(name: str) -> Any:
     # On the driver, where psycopg is: executors import this package and have no psycopg.
     if name == "OutboxBatch":
@@ -97,10 +104,29 @@ def __getattr__(name: str) -> Any:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `outbox` known to the session, and to this thread: each thread that uses it calls this."""
+    """Make the format `outbox` known to the session, and to this thread: each thread that uses it calls this.
+
+    Workers on this host get the Python that runs here, unless PYSPARK_PYTHON or spark.pyspark.python names another.
+    """
+    _name_python(spark)
     spark.dataSource.register(OutboxDataSource)
     # Spark looks a format up in the session that is active in the thread. Of PySpark this alone makes it so.
     spark.createDataFrame([], "nothing int")
+
+
+def _name_python(spark: SparkSession) -> None:
+    if "PYSPARK_PYTHON" in os.environ:
+        return
+    try:
+        context = spark.sparkContext
+    except PySparkException:  # of Spark Connect, whose server has its workers
+        return
+    named = spark.conf.get("spark.pyspark.python", None)
+    if named is None and not context.master.startswith("local"):
+        log.warning("outbox: workers run the python3 of their hosts: set PYSPARK_PYTHON to one that has this package")
+        return
+    # Spark takes it when the session is made, and not from the setting: the workers that plan would have another.
+    context.pythonExec = named or sys.executable
 
 
 def in_order(frame: DataFrame, key: str, *sequence: str, partitions: int | None = None) -> DataFrame:
@@ -119,9 +145,14 @@ def committed(url: str, app_id: str, version: int, *, outbox_schema: str = "outb
     """Return the committed batch of that name; None when it is not committed. On the driver.
 
     A job asks this first, so that a batch run again costs no work at all.
+
+    Raises:
+        OptionError: no batch has such a version.
     """
     from outbox_spark.connection import connect, conninfo  # noqa: PLC0415
     from outbox_spark.ledger import read  # noqa: PLC0415  # executors import this package and have no psycopg
+    from outbox_spark.options import check_version  # noqa: PLC0415
 
+    check_version(version)
     with connect(conninfo(url)) as connection:
         return read(connection, outbox_schema, app_id, version)

@@ -27,6 +27,10 @@ from outbox_spark.plan import BusinessColumn, EventPlan, Pieces, Room, Save, Sta
 
 ASK_AGAIN_FOR = 30.0  # seconds, when the connection broke while the commit was under way
 
+# SQLSTATEs of what passes: a lost connection, a conflict of transactions, too many connections, a lock. Also a server
+# that stops or starts, and a standby that is about to be primary.
+PASSING = ("08", "40", "53300", "55P03", "57P", "25006")
+
 # Rows come out of a staging table as they went in: no scan that joins another one midway, no parallel workers.
 # The server looks every 2 s whether this driver is still there, so that a killed one holds no lock for long. It gives
 # up when a network that died silently keeps the COMMIT from it: a driver that asks the ledger gets its answer.
@@ -75,10 +79,10 @@ def commit_batch(written: Written) -> Batch | None:
         # Unknown, not failed: the ledger knows.
         found = _ask_ledger(written, error)
         if found is None:
-            raise BatchError(f"nothing of the batch was written: {one_line(error).rstrip('.')}; run it again") from None
+            raise BatchError(f"nothing of the batch was written: {_with_advice(error)}") from None
         return None if found.token == save.token else found
     except psycopg.Error as error:
-        raise BatchError(f"nothing of the batch was written: {one_line(error)}") from None
+        raise BatchError(f"nothing of the batch was written: {_with_advice(error)}") from None
 
 
 def commit_pieces(save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Batch | None:
@@ -98,7 +102,14 @@ def commit_pieces(save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Batch
                 known = _write_pieces(connection, save, pieces, staged)
             return _counted(connection, save, known)
     except psycopg.Error as error:
-        raise BatchError(f"the batch could not be completed: {one_line(error).rstrip('.')}; run it again") from None
+        raise BatchError(f"the batch could not be completed: {_with_advice(error)}") from None
+
+
+def _with_advice(error: psycopg.Error) -> str:
+    """Return what the database says, and the advice to run again what may then work."""
+    words = one_line(error).rstrip(".")
+    is_lost = error.sqlstate is None and isinstance(error, psycopg.OperationalError)
+    return f"{words}; run it again" if is_lost or (error.sqlstate or "").startswith(PASSING) else words
 
 
 def _counted(connection: psycopg.Connection, save: Save, known: Batch | None) -> Batch | None:
@@ -149,8 +160,8 @@ def _write_pieces(connection: psycopg.Connection, save: Save, pieces: Pieces, st
 def _refuse_left_out(staged: Sequence[Staged]) -> None:
     if any(each.is_left_out for each in staged):
         raise BatchError(
-            "nothing of the batch was written: its staging tables were dropped while it ran. No other driver has "
-            "committed it (are they older than stagingMaxAge?). Run the batch again"
+            "nothing of the batch was written: its staging tables were dropped while it ran, and no other driver has "
+            "committed it. Give a batch that takes longer a stagingMaxAge, and run it again"
         )
 
 
@@ -211,7 +222,8 @@ def _move(connection: psycopg.Connection, statement: Composed, staged: Staged, t
     if moved != staged.rows:
         raise BatchError(
             f"nothing of the batch was written: partition {staged.partition} staged {staged.rows} rows and {moved} "
-            f"reached {target} (has the database crashed meanwhile, or a trigger refused rows?). Run the batch again"
+            f"reached {target}. Has the database crashed meanwhile? Then run the batch again. Where a trigger refuses "
+            "rows, it does so again"
         )
 
 

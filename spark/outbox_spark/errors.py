@@ -37,7 +37,7 @@ class RowError(OutboxWriteError):
 
 
 class BatchError(OutboxWriteError):
-    """The batch cannot be committed, and may be run again; of one in pieces, those that are written stay."""
+    """The batch cannot be committed; of one in pieces, those that are written stay."""
 
 
 class CommitUnknownError(OutboxWriteError):

@@ -329,7 +329,7 @@ def refuse_other_query(found: Batch, query: str) -> None:
         raise BatchError(
             f"{found.app_id!r} belongs to another query than this one, in the ledger since "
             f"{found.committed_at:%Y-%m-%d %H:%M:%S%z}. A stream without its checkpoint is a new one, and takes "
-            "another name (txnAppId or app_id)"
+            "another name (txnAppId or app_id). Let it begin behind the last row that is written, or rows come twice"
         )
 
 
@@ -341,8 +341,8 @@ def refuse_older_checkpoint(connection: psycopg.Connection, schema: str, *, app_
         # The number stands for other rows now, and would be taken for written: lost without an error.
         raise BatchError(
             f"micro-batch {number} of {app_id!r} comes after micro-batch {later} was written. Its checkpoint is older "
-            "than the ledger, and its rows would be lost. Go on with the newest checkpoint, or with a new one under "
-            "another name (txnAppId or app_id)"
+            "than the ledger, and its rows would be lost. Go on with the newest checkpoint. If it is gone, "
+            "take another name (txnAppId or app_id), and begin behind the last row that is written, or rows come twice"
         )
 
 

@@ -99,7 +99,7 @@ def _one_of(*values: str) -> Convert:
 def _whole(low: int, high: int) -> Convert:
     def convert(value: str | int) -> int:
         # isdecimal also takes other scripts' digits, which int() reads as well; nothing is lost.
-        is_whole = value.isdecimal() if isinstance(value, str) else isinstance(value, int)
+        is_whole = value.isdecimal() if isinstance(value, str) else type(value) is int
         if not is_whole or not low <= int(value) <= high:
             raise ValueError(f"takes a whole number from {low} to {high}, not {value!r}")
         return int(value)
@@ -548,6 +548,14 @@ def check_foreach(**given: Any) -> None:
     """Raise OptionError when `foreach_batch` cannot take these."""
     _, faults = _values(Use.FOREACH, given)
     _raise(faults)
+
+
+def check_version(version: int) -> None:
+    """Raise OptionError when no batch can have this version."""
+    try:
+        options_of(Use.BATCH)["txnVersion"].convert(version)
+    except ValueError as error:
+        raise OptionError(f"version {error}") from None
 
 
 def options_of(*uses: Use) -> dict[str, Option]:

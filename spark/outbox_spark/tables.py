@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import cast
 
 import psycopg
-from psycopg.sql import SQL, Identifier, Literal
+from psycopg.sql import SQL, Identifier
 from pyspark.sql import types as spark
 
 from outbox_spark.errors import ColumnError, TableError, one_line
@@ -148,9 +148,16 @@ class Table:
     columns: tuple[TableColumn, ...]
     unique: frozenset[frozenset[str]]  # the columns of each unique index
     may_update: bool
+    user: str
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
+
+    def grant(self, right: str, column: str | None = None) -> str:
+        """Return the statement that gives the user a right."""
+        what = right if column is None else f"{right} ({Identifier(column).as_string()})"
+        table, user = Identifier(self.schema, self.name).as_string(), Identifier(self.user).as_string()
+        return f"GRANT {what} ON {table} TO {user}"
 
 
 def describe(connection: psycopg.Connection, dbtable: str, *, named_by: str = "option dbtable") -> Table:
@@ -164,7 +171,7 @@ def describe(connection: psycopg.Connection, dbtable: str, *, named_by: str = "o
     indexes = connection.execute(LIST_UNIQUE, {"table": oid}).fetchall()
     ((may_update,),) = connection.execute(MAY_UPDATE, {"table": oid}).fetchall()
     unique = frozenset(frozenset(names) for (names,) in indexes)
-    return Table(schema, name, tuple(TableColumn(*row) for row in rows), unique, may_update)
+    return Table(schema, name, tuple(TableColumn(*row) for row in rows), unique, may_update, connection.info.user)
 
 
 def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> datetime:
@@ -176,7 +183,13 @@ def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> dat
     names = ("message", "message_state", "batch")
     message, states, ledger = (Identifier(options.outbox_schema, name) for name in names)
     for table in (message, ledger):
-        _find(connection, table.as_string(connection), "option outboxSchema", remedy=": run `relay migrate` on it")
+        _find(
+            connection,
+            table.as_string(connection),
+            "option outboxSchema",
+            remedy=": run `relay migrate` on it",
+            role=f"{options.outbox_schema}_spark",
+        )
     look = {"states": states.as_string(), "ledger": ledger.as_string()}
     now, may_note, may_count = connection.execute(LOOK_AROUND, look).fetchall()[0]
     user = Identifier(connection.info.user)
@@ -213,9 +226,23 @@ def require_staging(connection: psycopg.Connection, options: BatchOptions) -> No
         )
 
 
-def _find(connection: psycopg.Connection, name: str, named_by: str, *, remedy: str = "") -> tuple[int, str, str]:
+def _find(
+    connection: psycopg.Connection, name: str, named_by: str, *, remedy: str = "", role: str | None = None
+) -> tuple[int, str, str]:
+    """Find a table that may be written.
+
+    Args:
+        remedy: where it does not exist.
+        role: has every right to it.
+    """
+    user = Identifier(connection.info.user)
     try:
         found = connection.execute(FIND_TABLE, {"name": name}).fetchone()
+    except psycopg.errors.InsufficientPrivilege as error:
+        (schema,) = connection.execute("SELECT (parse_ident(%s))[1]", [name]).fetchall()[0]
+        usage = SQL("USAGE ON SCHEMA {}").format(Identifier(schema)) if role is None else Identifier(role)
+        grant = SQL("GRANT {} TO {}").format(usage, user).as_string(connection)
+        raise TableError(f"table {name} of {named_by}: {one_line(error)}: {grant}") from None
     except psycopg.Error as error:
         # For example "cross-database references are not implemented: a.b.c".
         raise TableError(f"table {name} of {named_by}: {one_line(error)}") from None
@@ -225,8 +252,11 @@ def _find(connection: psycopg.Connection, name: str, named_by: str, *, remedy: s
     if not is_table:
         raise TableError(f"{schema}.{relation} of {named_by} is no table")
     if not may_insert:
-        user = Literal(connection.info.user).as_string(connection)
-        raise TableError(f"user {user} may not INSERT into {schema}.{relation} of {named_by}")
+        insert = SQL("INSERT ON {}").format(Identifier(schema, relation)) if role is None else Identifier(role)
+        grant = SQL("GRANT {} TO {}").format(insert, user).as_string(connection)
+        raise TableError(
+            f"user {connection.info.user!r} may not INSERT into {schema}.{relation} of {named_by}: {grant}"
+        )
     return oid, schema, relation
 
 
@@ -288,7 +318,7 @@ def plan_rows(schema: spark.StructType, table: Table, keys: tuple[str, ...]) -> 
     if keys and frozenset(keys) not in table.unique:
         faults.append(f"key_columns {', '.join(keys)}: no unique index of {table} is on just these columns")
     if keys and not table.may_update:
-        faults.append(f"{table} may not be updated by this user, as mode upsert does")
+        faults.append(f"{table} may not be updated, as mode upsert does: {table.grant('SELECT, UPDATE')}")
     _raise(faults)
     # A NULL is no other row's NULL to a unique index: what has one would be inserted again by every run.
     columns = [replace(column, not_null=column.not_null or column.name in keys) for column in columns]
@@ -451,7 +481,7 @@ def _misfit(name: str, data_type: spark.DataType, column: TableColumn, table: Ta
     if column.is_generated:
         return [f"column {name!r} of {table} is generated by the database and cannot be written"]
     if not column.may_insert:
-        return [f"column {name!r} of {table} may not be written by this user"]
+        return [f"column {name!r} of {table} may not be written: {table.grant('INSERT', name)}"]
     both = f"column {name!r} is {data_type.simpleString()} in the DataFrame and {column.type} in {table}"
     if column.has_spark_type:
         return [] if _fits(data_type, column) else [f"{both}: not every value fits unchanged, cast it first"]

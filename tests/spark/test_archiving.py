@@ -62,6 +62,17 @@ def test_a_day_lies_there_by_event_type_and_is_noted_with_what_was_verified(
     assert folders == ["event_type=InvoiceIssued", "event_type=InvoicePaid", "event_type=__a%2Fb%3Dc 7"]
 
 
+def test_an_event_type_with_the_name_of_a_folder_of_spark_is_archived(
+    spark: SparkSession, connection: psycopg.Connection, day: date, keep: Keep, tmp_path: Path
+) -> None:
+    connection.execute("UPDATE outbox.message SET event_type = '__HIVE_DEFAULT_PARTITION__' WHERE id = 3")
+
+    assert keep(day).rows == 40
+
+    rows = read_day(spark, str(tmp_path), day)
+    assert [row.id for row in rows.where("event_type = '__HIVE_DEFAULT_PARTITION__'").collect()] == [3]
+
+
 def test_a_change_in_any_column_changes_the_sum(spark: SparkSession) -> None:
     kinds = [kind.simpleString() for kind in ARCHIVED.values()]
     moment = datetime(2026, 11, 1, tzinfo=UTC)

@@ -57,6 +57,23 @@ def test_each_partition_is_a_transaction_of_its_own(
     assert row == ("customer", "C5", "InvoiceIssued", "", "q", "text/json", None, "nightly", 7)
 
 
+def test_what_cannot_work_by_itself_is_not_said_to_be_run_again(
+    spark: SparkSession, options: Options, connection: psycopg.Connection
+) -> None:
+    connection.execute("""
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not on Sundays'; END $$;
+        CREATE TRIGGER refuse BEFORE INSERT ON outbox.batch FOR EACH ROW WHEN (NEW.partition = -1)
+            EXECUTE FUNCTION refuse()
+    """)
+
+    for how in ({}, {"atomic": "partition", "numPartitions": "4"}):
+        with pytest.raises(PySparkException) as refused:
+            save(invoices(spark), options, txnAppId=f"nightly{len(how)}", txnVersion="7", **how)
+        words = str(outbox_spark.reason(refused.value))
+        assert "not on Sundays" in words
+        assert "again" not in words
+
+
 def test_a_rerun_writes_only_the_pieces_that_are_missing(
     spark: SparkSession, options: Options, connection: psycopg.Connection
 ) -> None:

@@ -9,14 +9,19 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import LongType, StructField, StructType
 
 import outbox_spark
 from outbox_spark.errors import OutboxWriteError
 from outbox_spark.options import OPTIONS, Option, Use, options_of
 from outbox_spark.prepare import prepare
+from outbox_spark.reading.plan import plan_read, plan_tasks
+from outbox_spark.reading.reader import read_task
 from tests.spark.frames import counts, invoices, save, staging_tables
+from tests.spark.sent import add_sent
 
 Options = dict[str, str]
+ONE_COLUMN = StructType([StructField("id", LongType())])
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 
 
@@ -164,22 +169,38 @@ def test_generated_columns_are_refused(spark: SparkSession, options: Options, co
         prepare(options, invoices(spark).withColumn("total", f.lit(1)).schema, overwrite=False)
 
 
-def test_who_may_not_write_is_told_what_to_grant(
-    spark: SparkSession, options: Options, connection: psycopg.Connection, database_url: str
+def test_who_may_not_write_or_read_is_told_what_to_grant(
+    spark: SparkSession, options: Options, connection: psycopg.Connection
 ) -> None:
-    connection.execute("""
-        DROP ROLE IF EXISTS spark_writer;
-        CREATE ROLE spark_writer LOGIN PASSWORD 'weak';
-        GRANT USAGE ON SCHEMA outbox, billing TO spark_writer;
-        GRANT SELECT, INSERT ON outbox.message, outbox.batch TO spark_writer;
-    """)
-    given = {**options, "user": "spark_writer", "password": "weak"}
+    def refused(deed: Callable[[], object]) -> str:
+        with pytest.raises((outbox_spark.TableError, outbox_spark.ReadError)) as told:
+            deed()
+        return str(told.value)
+
+    def write() -> object:
+        return prepare({**options, **login}, invoices(spark).schema, overwrite=False)
+
+    def read() -> object:
+        wanted = plan_read({"url": options["url"], **login}, ONE_COLUMN)
+        return [row for task in plan_tasks(wanted) for row in read_task(wanted, task)]
+
+    login = {"user": "spark_writer", "password": "weak"}
+    connection.execute("DROP ROLE IF EXISTS spark_writer; CREATE ROLE spark_writer LOGIN PASSWORD 'weak'")
     try:
-        with pytest.raises(outbox_spark.TableError, match='GRANT USAGE, CREATE ON SCHEMA "outbox" TO "spark_writer"'):
-            prepare(given, invoices(spark).schema, overwrite=False)
+        assert refused(write).endswith('permission denied for schema outbox: GRANT "outbox_spark" TO "spark_writer"')
+        assert refused(read) == "permission denied for schema outbox: give the role of url what outbox_archive has"
+        connection.execute("GRANT USAGE ON SCHEMA outbox TO spark_writer")
+        assert refused(write).endswith('of option outboxSchema: GRANT "outbox_spark" TO "spark_writer"')
+        add_sent(connection, "2026-11-01", 1)
+        assert refused(read).endswith("SQLSTATE: 42501: give the role of url what outbox_archive has")
+        connection.execute("GRANT SELECT, INSERT ON outbox.message, outbox.batch TO spark_writer")
+        assert refused(write).endswith(
+            'GRANT USAGE, CREATE ON SCHEMA "outbox" TO "spark_writer", or name another with the option stagingSchema'
+        )
         connection.execute("GRANT CREATE ON SCHEMA outbox TO spark_writer")
-        with pytest.raises(outbox_spark.TableError, match=r"'spark_writer' may not INSERT into billing\.invoice"):
-            prepare(given, invoices(spark).schema, overwrite=False)
+        assert refused(write).endswith('GRANT USAGE ON SCHEMA "billing" TO "spark_writer"')
+        connection.execute("GRANT USAGE ON SCHEMA billing TO spark_writer")
+        assert refused(write).endswith('GRANT INSERT ON "billing"."invoice" TO "spark_writer"')
     finally:
         connection.execute("DROP OWNED BY spark_writer; DROP ROLE spark_writer")
 

@@ -57,7 +57,10 @@ def test_a_column_without_its_grant_is_refused_by_name(spark: SparkSession, of_t
     with pytest.raises(outbox_spark.ColumnError) as refused:
         prepare(of_the_role, frame.schema, overwrite=False)
 
-    assert str(refused.value) == "column 'paid_on' of billing.invoice may not be written by this user"
+    assert str(refused.value) == (
+        "column 'paid_on' of billing.invoice may not be written: "
+        'GRANT INSERT ("paid_on") ON "billing"."invoice" TO "spark_job"'
+    )
 
 
 @pytest.mark.parametrize(

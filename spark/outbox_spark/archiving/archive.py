@@ -13,12 +13,15 @@ from decimal import Decimal
 
 import psycopg
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from outbox_spark.archiving.checksum import ARCHIVED, Sums, frame_sums, table_sums
 from outbox_spark.archiving.ledger import ArchivedDay, forget, hold_day, note, release_day, require_closed
 from outbox_spark.errors import ArchiveError, ReadError
 from outbox_spark.reading.plan import settled_moment
+
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
 def archive_day(
@@ -46,7 +49,9 @@ def archive_day(
 
 def read_day(spark: SparkSession, path: str, day: date) -> DataFrame:
     """Read a day of the archive, whatever its event types look like."""
-    return spark.read.schema(columns()).parquet(folder(path, day))
+    rows = spark.read.schema(columns()).parquet(folder(path, day))
+    # A folder of that name stands for null, which no row of the table has: it is of events with this type.
+    return rows.withColumn("event_type", f.coalesce("event_type", f.lit(NULL_FOLDER)))
 
 
 def read_noted(spark: SparkSession, noted: ArchivedDay) -> DataFrame:

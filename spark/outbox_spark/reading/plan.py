@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -10,7 +11,7 @@ from psycopg.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql.types import StructType
 
 from outbox_spark.connection import connect, conninfo
-from outbox_spark.errors import ReadError, TableError
+from outbox_spark.errors import ReadError, TableError, one_line
 from outbox_spark.options import SENT, ReadOptions, read_options
 from outbox_spark.reading.columns import select
 from outbox_spark.reading.tasks import Read, Task
@@ -100,10 +101,23 @@ def plan_tasks(read: Read) -> list[Task]:
     if read.options.state != SENT:
         return [Task(read.where())]
     schema = read.options.outbox_schema
-    with connect(read.info) as connection:
+    with connect(read.info) as connection, naming_role(schema):
         moment = settled_moment(connection, schema)
         days = list_days(connection, schema, SQL("first < {}").format(Literal(moment)), *_days(read.options))
     return divide(days, read, moment)
+
+
+@contextmanager
+def naming_role(schema: str) -> Iterator[None]:
+    """Yield, and name the role that has the rights of a reader.
+
+    Raises:
+        TableError: the user lacks them.
+    """
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise TableError(f"{one_line(error)}: give the role of url what {schema}_archive has") from None
 
 
 def list_days(connection: psycopg.Connection, schema: str, *wanted: Composable) -> list[Day]:

@@ -12,9 +12,11 @@ from adbc_driver_postgresql import dbapi
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from outbox_spark.errors import ReadError
+from outbox_spark.errors import ReadError, one_line
 from outbox_spark.reading.fields import as_fields, refuse_no_object
 from outbox_spark.reading.tasks import Read, Task
+
+INSUFFICIENT_PRIVILEGE = "42501"
 
 # One core of the server for one of Spark's.
 BEGIN = (
@@ -61,7 +63,9 @@ def read_task(read: Read, task: InputPartition) -> Iterator[pa.RecordBatch]:
     try:
         yield from _rows(read, task)
     except (dbapi.Error, OSError) as error:  # OSError: what the database says in the middle of the rows
-        raise ReadError(f"{task} could not be read: {' '.join(str(error).split())}") from None
+        is_refused = isinstance(error, dbapi.Error) and error.sqlstate == INSUFFICIENT_PRIVILEGE
+        remedy = f": give the role of url what {read.options.outbox_schema}_archive has" if is_refused else ""
+        raise ReadError(f"{task} could not be read: {one_line(error).rstrip('.')}{remedy}") from None
 
 
 def _rows(read: Read, task: Task) -> Iterator[pa.RecordBatch]:

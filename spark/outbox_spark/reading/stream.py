@@ -47,7 +47,7 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
             ReadError: the database's clock went back by more than BEHIND, and rows are missed, or would be.
         """
         from outbox_spark.connection import connect  # noqa: PLC0415
-        from outbox_spark.reading.plan import count_sent, settled_moment  # noqa: PLC0415
+        from outbox_spark.reading.plan import count_sent, naming_role, settled_moment  # noqa: PLC0415
 
         schema, begun = self._read.options.outbox_schema, _moment(start)
 
@@ -55,7 +55,7 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
             day = (moment - COUNTED).replace(hour=0, minute=0, second=0, microsecond=0)
             return count_sent(connection, schema, day, moment)
 
-        with connect(self._read.info) as connection:
+        with connect(self._read.info) as connection, naming_role(schema):
             moment = settled_moment(connection, schema)
             if moment < begun:
                 raise ReadError(

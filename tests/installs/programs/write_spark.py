@@ -1,7 +1,9 @@
 """Write a DataFrame with its events."""
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import psycopg
 from pyspark.sql import SparkSession
@@ -9,7 +11,11 @@ from pyspark.sql import SparkSession
 import outbox_spark
 
 url = sys.argv[1]
-os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+os.environ.pop("PYSPARK_PYTHON", None)  # register() names this Python, though another one is the path's `python3`
+os.environ["PATH"] = "/usr/bin:/bin"
+jobs = subprocess.run([sys.executable, "-m", "outbox_spark.jobs"], capture_output=True, text=True, check=True).stdout
+assert (Path(jobs.strip()) / "archive.py").is_file(), jobs
 with psycopg.connect(url) as connection:
     connection.execute("CREATE TABLE invoice (customer_id bigint, amount bigint)")
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
