@@ -360,6 +360,24 @@ OPTIONS = (
         default_is="`true`",
         not_here="is for a stream: spark.readStream",
     ),
+    Option(
+        "maxRowsPerTrigger",
+        "max_rows",
+        frozenset({Use.READ_STREAM}),
+        "about the most rows of a micro-batch; rows of one moment stay together",
+        _whole(1, MAX_NUMBER),
+        default_is="any number",
+        not_here="is for a stream: spark.readStream",
+    ),
+    Option(
+        "maxTimePerTrigger",
+        "max_time",
+        frozenset({Use.READ_STREAM}),
+        "the most time of sending that a micro-batch covers: seconds, or `10m`, up to a day",
+        _seconds(1, 86_400),
+        default_is="any time",
+        not_here="is for a stream: spark.readStream",
+    ),
     Option("outboxSchema", "outbox_schema", EVERY, "schema of the outbox tables", default="outbox"),
     Option(
         "stagingSchema",
@@ -482,7 +500,9 @@ class ReadOptions:
     event_type: str | None
     partitions: int | None  # None: by size
     fails_fast: bool  # when a field of a payload does not fit
-    fail_on_data_loss: bool  # of a stream
+    fail_on_data_loss: bool  # the last three are of a stream
+    max_rows: int | None  # of a micro-batch
+    max_time: int | None  # seconds of sending in a micro-batch
     outbox_schema: str
 
 
@@ -524,7 +544,8 @@ def read_options(given: Mapping[str, str], *, is_stream: bool = False) -> ReadOp
     values, faults = _values(Use.READ_STREAM if is_stream else Use.READ, given)
     values.pop("payload_schema")  # the schema that Spark hands over has it
     values["fails_fast"] = values.pop("mode") == FAILFAST
-    options = ReadOptions(**{"ending_day": None, "fail_on_data_loss": True, **values})
+    others = {"ending_day": None, "fail_on_data_loss": True, "max_rows": None, "max_time": None}
+    options = ReadOptions(**{**others, **values})
     faults += _contradictions(options)
     if is_stream and options.state != SENT:
         faults.append("option state is not for a stream, which reads rows as they are sent, from startingDay on")

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from outbox_spark.errors import ReadError
+from outbox_spark.options import MAX_NUMBER
 from outbox_spark.reading.reader import read_task
 from outbox_spark.reading.tasks import Read, Task
 
 if TYPE_CHECKING:
+    from outbox_spark.reading.brake import Limits
     from outbox_spark.reading.plan import Day
 
 # A clock that is set back by less than that, or is behind that of the server before a failover, hides no row.
@@ -29,25 +31,46 @@ COUNTED = timedelta(hours=1)  # before an offset, and the rest of that day: rows
 Offset = dict[str, Any]  # "sentBefore", and "rows": how many there were then
 
 
-class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy does not follow pyspark
+class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # mypy does not follow pyspark
     """One query; Spark keeps its offsets in the checkpoint."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
+        self._until: datetime | None = None  # of Trigger.AvailableNow; None: for ever
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        """End with what is sent by now, in as many micro-batches as the limits ask for."""
+        from outbox_spark.connection import connect  # noqa: PLC0415
+        from outbox_spark.reading.plan import naming_role, settled_moment  # noqa: PLC0415
+
+        schema = self._read.options.outbox_schema
+        with connect(self._read.info) as connection, naming_role(schema):
+            self._until = settled_moment(connection, schema) - BEHIND
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        """Return the limits of the options; a trigger that reads all at once ignores them."""
+        options = self._read.options
+        if options.max_rows is None and options.max_time is None:
+            return ReadAllAvailable()
+        return ReadMaxRows(options.max_rows or MAX_NUMBER)
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
         """Begin with the day that was asked for, or with the oldest that is kept."""
         oldest, asked = self._days()[0].first, self._read.options.starting_day
         return _offset(oldest if asked is None else max(oldest, datetime.combine(asked, time(), UTC)))
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: ARG002, N802
-        """Return the moment up to which every mark has ended.
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """Return the moment up to which every mark has ended, or one before, as the limits ask for.
+
+        Without a row in between it is the start, and Spark makes no micro-batch. Only a day that ends moves it, so that
+        retention finds no stream that still waits for the day.
 
         Raises:
             ReadError: the database's clock went back by more than BEHIND, and rows are missed, or would be.
         """
         from outbox_spark.connection import connect  # noqa: PLC0415
-        from outbox_spark.reading.plan import count_sent, naming_role, settled_moment  # noqa: PLC0415
+        from outbox_spark.reading.brake import end_of_batch  # noqa: PLC0415
+        from outbox_spark.reading.plan import count_sent, list_days, naming_role, settled_moment  # noqa: PLC0415
 
         schema, begun = self._read.options.outbox_schema, _moment(start)
 
@@ -68,8 +91,22 @@ class OutboxStreamReader(DataSourceStreamReader):  # type: ignore[misc]  # mypy 
                     f"{late} rows carry a time before {begun}, until which the stream had read: the clock of the "
                     "database went back. Read that day again, and go on with failOnDataLoss=false"
                 )
-            end = max(begun, moment - BEHIND)
+            end = max(begun, min(moment - BEHIND, self._until or moment))
+            days, limits = list_days(connection, schema), self._limits(limit)
+            reached = end_of_batch(connection, schema, days, start=begun, end=end, limits=limits)
+            if reached is None and end.date() == begun.date():
+                return start
+            end = reached or end
             return _offset(end) | {"rows": rows_before(end)}
+
+    def _limits(self, limit: ReadLimit) -> "Limits":
+        from outbox_spark.reading.brake import Limits  # noqa: PLC0415
+
+        if isinstance(limit, ReadAllAvailable):
+            return Limits(None, None)
+        seconds = self._read.options.max_time
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) and limit.max_rows < MAX_NUMBER else None
+        return Limits(most, None if seconds is None else timedelta(seconds=seconds))
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Task]:
         """Divide the rows that were sent between two offsets.
