@@ -1,7 +1,7 @@
 """How far a micro-batch of a stream goes: to the end of what was sent, or as far as its limits allow.
 
-A limit is a brake, not a border: rows of one moment stay together, as an offset is a moment. A day is looked at after
-the other, and a micro-batch with a limit ends with its day, so that a long backlog costs the table one day at a time.
+A limit is a brake, not a border: rows of one moment stay together, as an offset is a moment. A micro-batch with a limit
+ends with its day. So a long backlog costs the table one day at a time.
 """
 
 from collections.abc import Sequence

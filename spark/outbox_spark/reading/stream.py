@@ -36,7 +36,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
 
     def __init__(self, read: Read) -> None:
         self._read = read
-        self._until: datetime | None = None  # of Trigger.AvailableNow; None: for ever
+        self._until: datetime | None = None  # of Trigger.AvailableNow; None: without an end
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """End with what is sent by now, in as many micro-batches as the limits ask for."""
