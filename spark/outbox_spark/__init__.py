@@ -24,13 +24,9 @@ writes nothing. Executors need this package, pyarrow and the ADBC driver; the dr
 or py4j, so that Spark Connect serves too.
 """
 
-import logging
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 try:
-    from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame, SparkSession
 
     from outbox_spark.errors import (
@@ -46,6 +42,7 @@ try:
     )
     from outbox_spark.options import WriteLimits
     from outbox_spark.source import OutboxDataSource
+    from outbox_spark.workers import name_python
 except ModuleNotFoundError as error:
     raise ImportError(f'{error.name} is not installed: pip install "outbox-relay[spark]"', name=error.name) from error
 
@@ -79,9 +76,6 @@ __all__ = [
 ]
 
 
-log = logging.getLogger("outbox_spark")
-
-
 def __getattr__(name: str) -> Any:
     # On the driver, where psycopg is: executors import this package and have no psycopg.
     if name == "OutboxBatch":
@@ -108,25 +102,10 @@ def register(spark: SparkSession) -> None:
 
     Workers on this host get the Python that runs here, unless PYSPARK_PYTHON or spark.pyspark.python names another.
     """
-    _name_python(spark)
+    name_python(spark)
     spark.dataSource.register(OutboxDataSource)
     # Spark looks a format up in the session that is active in the thread. Of PySpark this alone makes it so.
     spark.createDataFrame([], "nothing int")
-
-
-def _name_python(spark: SparkSession) -> None:
-    if "PYSPARK_PYTHON" in os.environ:
-        return
-    try:
-        context = spark.sparkContext
-    except PySparkException:  # of Spark Connect, whose server has its workers
-        return
-    named = spark.conf.get("spark.pyspark.python", None)
-    if named is None and not context.master.startswith("local"):
-        log.warning("outbox: workers run the python3 of their hosts: set PYSPARK_PYTHON to one that has this package")
-        return
-    # Spark takes it when the session is made, and not from the setting: the workers that plan would have another.
-    context.pythonExec = named or sys.executable
 
 
 def in_order(frame: DataFrame, key: str, *sequence: str, partitions: int | None = None) -> DataFrame:

@@ -209,7 +209,8 @@ def test_a_thread_that_registers_the_format_writes(
 
 
 def test_the_writer_uses_nothing_that_spark_connect_lacks() -> None:
-    trees = [ast.walk(ast.parse(file.read_text())) for file in (ROOT / "spark" / "outbox_spark").glob("*.py")]
+    files = set((ROOT / "spark" / "outbox_spark").rglob("*.py")) - {ROOT / "spark" / "outbox_spark" / "workers.py"}
+    trees = [ast.walk(ast.parse(file.read_text())) for file in files]
     nodes = [node for tree in trees for node in tree]
 
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
