@@ -44,6 +44,7 @@ class Row(NamedTuple):
     cost: int  # bytes, as the server counts them, of a lane's share, or moved when the row is parked
     left_out: bool = False  # it does not fit for now; payload and headers were not read
     key_role: bytes | None = None  # the role that wrote it, if `key_scope` parts the roles
+    written_as: bytes = b""  # the role that wrote it; empty where no role is known
 
     @property
     def key(self) -> Key | None:

@@ -26,6 +26,10 @@ class Buffer(Protocol):
         """Return why it cannot be written, or what in it cannot be sent; nothing when all is well."""
 
     @property
+    def written_as(self) -> bytes:
+        """Return the role that its rows would be written as, so that a message sent directly names it, too."""
+
+    @property
     def publisher(self) -> Publisher | None:
         """Sends its rows, if that is ours to do and by the same link."""
 

@@ -34,10 +34,14 @@ class Entry:
     sent_at: float = field(default=0.0, init=False)  # loop time
 
     @classmethod
-    def of(cls, event: Event, max_payload_bytes: int) -> Self:
-        """Check the event and take the time; raises EventError."""
+    def of(cls, event: Event, max_payload_bytes: int, written_as: bytes = b"") -> Self:
+        """Check the event and take the time; raises EventError.
+
+        Args:
+            written_as: the role that would write its row; empty where no table is the buffer.
+        """
         written = row_of(event, current_trace_context(), max_payload_bytes)
-        return cls(written, engine_row(written, now()), asyncio.get_running_loop().create_future())
+        return cls(written, engine_row(written, now(), written_as), asyncio.get_running_loop().create_future())
 
     def accept(self) -> None:
         if not self.accepted.done():  # by the caller, who was cancelled
@@ -53,7 +57,7 @@ def now() -> int:
     return time.time_ns() // 1000 - POSTGRES_EPOCH * 1_000_000
 
 
-def engine_row(written: Row, accepted_at: int) -> engine.Row:
+def engine_row(written: Row, accepted_at: int, written_as: bytes = b"") -> engine.Row:
     """Return the row as the relay would read it from the table; `accepted_at` is a time as `now` gives it."""
     id_ = next(IDS)
     aggregate_type = written.aggregate_type.encode()
@@ -79,6 +83,7 @@ def engine_row(written: Row, accepted_at: int) -> engine.Row:
         backoff_ms=0,
         excess=None,
         cost=0,
+        written_as=written_as,
     )
 
 

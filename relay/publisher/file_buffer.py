@@ -40,7 +40,10 @@ class FileBuffer:
 
     Attributes:
         publisher: has the rows that were read; a link attaches its wire to it.
+        written_as: see `Buffer`; no role writes a file.
     """
+
+    written_as = b""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._file = File(path)

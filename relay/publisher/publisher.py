@@ -94,11 +94,11 @@ class DurablePublisher:
         return self._publish(event)
 
     async def _publish(self, event: Event) -> None:
-        if self._path is None:
+        if self._path is None or self._buffer is None:
             raise NotAcceptedError("the publisher is not open: use it by `async with`")
         if event.available_at is not None:
             raise FieldError(event, "available_at", "is for `relay.outbox.add`: a durable publisher sends at once")
-        entry = Entry.of(event, self._settings.relay.max_message_bytes)
+        entry = Entry.of(event, self._settings.relay.max_message_bytes, self._buffer.written_as)
         self._path.enter(entry)
         await entry.accepted
 

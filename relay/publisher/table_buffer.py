@@ -39,7 +39,7 @@ MAY_WRITE = SQL("""
 # No index leads to a writer's rows: one would cost every writer, and Spark. So this reads all that is pending, and is
 # asked with pauses that are long in comparison (relay/publisher/delivery_path.py).
 LEFT = SQL("""
-    SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state <> 'pending')
+    SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state <> 'pending'), current_user
     FROM {schema}.message_state
     WHERE state IN ('pending', 'quarantined', 'parked') AND writer = %(writer)s
 """)
@@ -50,6 +50,9 @@ class TableBuffer:
 
     A connection that is lost at the commit leaves open whether the rows are there. They are written again then, and
     may go out twice, with the same message_id.
+
+    Attributes:
+        written_as: see `Buffer`; known when it is open.
     """
 
     publisher = None
@@ -61,6 +64,7 @@ class TableBuffer:
         self._relay = EmbeddedRelay(settings) if embedded else None
         self._health = Health()
         self._connection: psycopg.AsyncConnection | None = None
+        self.written_as = b""
         self._is_unreplicated = False
         self._stuck = 0  # rows, when it was looked last
         self._turn = asyncio.Lock()  # a COPY takes several answers, between which nobody else may ask
@@ -80,7 +84,7 @@ class TableBuffer:
         try:
             # Now, and not at the first outage of the broker.
             (may_write,) = await self._ask(MAY_WRITE, table=Literal(f"{schema}.message"), columns=list(COLUMNS))
-            await self._ask(LEFT, writer=self._writer)
+            await self._left()
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             raise SchemaError(f"the outbox tables are missing in schema {schema!r}: run `relay migrate`") from None
         except psycopg.errors.InsufficientPrivilege as error:
@@ -118,7 +122,7 @@ class TableBuffer:
 
     async def left(self) -> Left:
         try:
-            left = Left(*await self._ask(LEFT, writer=self._writer))
+            left = await self._left()
         except psycopg.Error as error:
             raise DatabaseUnavailableError(one_line(error)) from error
         self._stuck = left.stuck
@@ -131,6 +135,11 @@ class TableBuffer:
     def stop(self) -> None:
         if self._relay is not None:
             self._relay.stop()
+
+    async def _left(self) -> Left:
+        waiting, stuck, role = await self._ask(LEFT, writer=self._writer)
+        self.written_as = role.encode()
+        return Left(waiting, stuck)
 
     async def _ask(self, question: SQL, table: Literal | None = None, **values: Any) -> TupleRow:
         """Get one row; not prepared, since a pooler may answer the next question by another server process."""

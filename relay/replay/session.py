@@ -56,7 +56,8 @@ NEXT_PLACES = SQL("FETCH {rows} FROM replay_rows")
 READ = SQL("""
     SELECT lane, id, message_id::text, aggregate_type, aggregate_id, event_type,
         coalesce(%(to_exchange)s::text, exchange), coalesce(%(routing_key)s::text, routing_key), content_type,
-        {headers_and_trace}, payload, payload_bytes, created_at, 0::smallint, 0, NULL::text, 0, false, NULL::text
+        {headers_and_trace}, payload, payload_bytes, created_at, 0::smallint, 0, NULL::text, 0, false, NULL::text,
+        written_as
     FROM {schema}.message
     WHERE state = 'sent' AND sent_at >= %(first)s::timestamptz AND sent_at < %(next)s::timestamptz
         AND ctid = ANY (%(places)s::tid[])

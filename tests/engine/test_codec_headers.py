@@ -27,6 +27,7 @@ NAMES = [
     "a",
     "tenant",
     "x-outbox-id",
+    "x-outbox-writer",
     "x-folded-header",
     "x-cc",
     "CC",
@@ -129,7 +130,8 @@ def test_headers_are_written_alike(several: list[bytes]) -> None:
 ROWS = """
     SELECT lane, id, message_id::text, aggregate_type, aggregate_id, event_type, exchange, routing_key, content_type,
         headers::text, left(trace_context ->> 'traceparent', 56), trace_context ->> 'tracestate', payload,
-        payload_bytes, created_at, attempts, 0, NULL, 0::bigint, false, NULL::text
+        payload_bytes, created_at, attempts, 0, NULL, 0::bigint, false, NULL::text,
+        written_as
     FROM outbox.message
 """
 NUMBERS = ["1.50", "-0.0", "1e3", "1e30", "0.1", "12345678901234567890", *map(str, INTEGERS)]

@@ -96,6 +96,7 @@ async def test_the_documented_properties_and_headers_are_those_of_a_message(
 
 def test_the_documented_types_are_those_of_the_frames() -> None:
     row = ROW._replace(traceparent=TRACE["traceparent"].encode(), tracestate=TRACE["tracestate"].encode())
+    row = row._replace(written_as=b"billing")
     encoder = Encoder(1, 4096, Router((), "outbox"), Identity(b"relay", 1 << 20))
     frames = encoder.encode([row], {row.id}).frames
 

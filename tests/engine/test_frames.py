@@ -59,6 +59,7 @@ rows = st.builds(
     payload=st.sampled_from([None, b"{}", b'"' + b"x" * 9000 + b'"']),
     payload_bytes=st.binary(max_size=9000),
     created_at=st.integers(-(2**63), 2**63 - 1),
+    written_as=st.just(b"") | names.map(str.encode),
 ).map(lambda row: row if row.payload is None else row._replace(payload_bytes=None))
 
 
@@ -115,6 +116,8 @@ def test_one_encoder_keeps_kinds_apart(make: Make) -> None:
         ROW._replace(exchange=b"other"),
         ROW._replace(routing_key=b"other"),
         ROW._replace(aggregate_id=None),
+        ROW._replace(written_as=b"billing"),
+        ROW._replace(written_as=b"shipping"),
     ]
 
     for row in (*variants, *variants):
@@ -190,7 +193,7 @@ hostile_rows = st.builds(
     created_at=st.integers(-(2**63), 2**63 - 1),
     excess=st.none() | st.binary(max_size=9),
 )
-wrong_rows = st.lists(anything | st.integers() | st.text(max_size=3), min_size=18, max_size=22).map(tuple)
+wrong_rows = st.lists(anything | st.integers() | st.text(max_size=3), min_size=19, max_size=23).map(tuple)
 
 
 @only_compiled

@@ -45,10 +45,25 @@ async def test_a_message_says_who_it_is(outbox: Outbox, queue: Reader, run_node:
         "x-outbox-lane": await outbox.column("lane", id_),
         "x-aggregate-type": "customer",
         "x-aggregate-id": "42",
+        "x-outbox-writer": await outbox.column("written_as", id_),
         "tenant": "a",
     }
     created: datetime = await outbox.column("created_at", id_)
     assert message.timestamp == created.replace(microsecond=0)
+
+
+@pytest.mark.parametrize("wire", WireKind)
+async def test_no_row_can_name_another_writer(outbox: Outbox, queue: Reader, run_node: RunNode, wire: WireKind) -> None:
+    forged = json.dumps({"x-outbox-writer": "billing"})
+    known = await outbox.insert(headers=forged, written_as="shipping")
+    escaped = await outbox.insert(headers=forged, written_as='ein "Büro"')
+    unknown = await outbox.insert(headers=forged, written_as="")  # from before migration 0021
+
+    async with run_node(wire=wire):
+        messages = await queue.drain(3)
+
+    writers = {message.headers["x-outbox-id"]: message.headers.get("x-outbox-writer") for message in messages}
+    assert writers == {known: "shipping", escaped: 'ein "Büro"', unknown: None}
 
 
 async def test_the_default_exchange_is_declared_when_it_is_missing(

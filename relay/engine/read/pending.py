@@ -73,7 +73,7 @@ READ = SQL("""
             ) * 1000)::integer
             FROM {schema}.message
             WHERE state = 'pending' AND available_at < now() + {far} * interval '1 ms'
-        ), NULL, 0::bigint, false, NULL
+        ), NULL, 0::bigint, false, NULL, ''
     UNION ALL
     SELECT row.lane, id, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, content_type,
         CASE WHEN octet_length(written.headers) <= {text_bytes} THEN written.headers END,
@@ -104,7 +104,7 @@ READ = SQL("""
             THEN 'headers of ' || octet_length(written.headers) || ' bytes as text are more than ' || {text_bytes}
         END,
         CASE WHEN fits THEN greatest(cost, stored_body::bigint + stored_headers + stored_others) ELSE cost END,
-        NOT fits, key_role
+        NOT fits, key_role, written_as
     FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[]) AS owned (lane, floor, bytes)
     CROSS JOIN LATERAL (
         SELECT *, reach <= owned.bytes AND (cost <= stored_cost OR reach = stored_cost)
@@ -132,7 +132,7 @@ READ = SQL("""
                     FROM (
                         SELECT lane, id, message_id::text AS message_id, aggregate_type, aggregate_id, event_type,
                             exchange, routing_key, content_type, headers, trace_context, payload, payload_bytes,
-                            created_at, attempts, {key_role} AS key_role,
+                            created_at, attempts, {key_role} AS key_role, written_as,
                             CASE WHEN available_at > now()
                                 THEN extract(epoch FROM
                                     least(available_at, now() + {far} * interval '1 ms') - now()) * 1000

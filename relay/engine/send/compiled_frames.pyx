@@ -39,7 +39,7 @@ cdef extern from *:
 
 cdef enum:
     START_BYTES = 4096  # of the buffer, which doubles
-    ROW_FIELDS = 21
+    ROW_FIELDS = 22
     BODY_START = 7  # type, channel, size
     MICROSECONDS = 1000000  # of a second
     PLAIN_BYTES = 2048  # more of a row's headers are not written here
@@ -401,7 +401,8 @@ cdef class Writer:
         """Return the template of the row's kind."""
         fields = <tuple>row
         kind = (
-            fields[3], fields[5], fields[6], fields[7], fields[8], is_binary, fields[4] if self.varies_by_key else None
+            fields[3], fields[5], fields[6], fields[7], fields[8], is_binary, fields[21],
+            fields[4] if self.varies_by_key else None,
         )
         template = self.templates.get(kind)
         if template is None:

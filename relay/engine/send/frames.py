@@ -47,6 +47,7 @@ FRAME_START = BODY_START = struct.Struct(">BHI")  # type, channel, size
 BASIC, PUBLISH, MANDATORY = 60, 40, 1
 BASIC_CONTENT = BASIC << 16  # class and weight, the first fields of a content header
 KEY_ENTRY = b"\x0ex-aggregate-idS"
+WRITER_ENTRY = b"\x0fx-outbox-writerS"
 # content-type, headers, delivery-mode, message-id, timestamp, type, app-id
 FLAGS = 1 << 15 | 1 << 13 | 1 << 12 | 1 << 7 | 1 << 6 | 1 << 5 | 1 << 3
 FRAME_OVERHEAD = 8  # type, channel, size and end mark
@@ -56,7 +57,7 @@ PIECE_BYTES = 1024 * 1024  # of frames in one write: the library's writer holds 
 MESSAGE_ID_BYTES = 36
 
 Part = bytes | memoryview
-Kind = tuple[bytes, bytes, bytes | None, bytes | None, bytes | None, bool, bytes | None]
+Kind = tuple[bytes, bytes, bytes | None, bytes | None, bytes | None, bool, bytes, bytes | None]
 
 
 class FrameWire:
@@ -305,9 +306,13 @@ class Encoder:
         (
             lane, id_, message_id, aggregate_type, aggregate_id, event_type, exchange, routing_key, declared_type,
             headers, traceparent, _, payload, payload_bytes, created_at, _, _, excess, _, _, _,
+            written_as,
         ) = row  # fmt: skip
         varies_by_key = aggregate_id if self.router.uses_aggregate_id else None
-        kind = (aggregate_type, event_type, exchange, routing_key, declared_type, payload is None, varies_by_key)
+        kind = (
+            aggregate_type, event_type, exchange, routing_key, declared_type, payload is None, written_as,
+            varies_by_key,
+        )  # fmt: skip
         template = self._templates.get(kind)
         if template is None:
             if len(self._templates) >= TEMPLATES_KEPT:
@@ -368,7 +373,8 @@ class Encoder:
         start = publish_frame(self.channel, address, flags=MANDATORY) + struct.pack(">BH", HEADER, self.channel)
         properties = _short(content_type(row), "content type")
         stamp = _table(dict(self.identity.stamp))
-        names = stamp + b"\x10x-aggregate-typeS" + _long(row.aggregate_type) + b"\x0bx-outbox-idl"
+        writer = WRITER_ENTRY + _long(row.written_as) if row.written_as else b""
+        names = stamp + writer + b"\x10x-aggregate-typeS" + _long(row.aggregate_type) + b"\x0bx-outbox-idl"
         lane = b"\x0dx-outbox-lanes"
         delivery = bytes((PERSISTENT, MESSAGE_ID_BYTES))
         end = _short(row.event_type, "event type") + _short(self.identity.app_id, "app id")

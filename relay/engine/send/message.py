@@ -24,7 +24,8 @@ REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"  # from the stamp, or fr
 # RabbitMQ reads further routing keys from these. Its queues keep CC as x-cc, and route by it when they dead-letter.
 SENDER_SELECTED = ("CC", "BCC", "x-cc")
 LINK = "x-link-traceparent"  # of a replay, in place of traceparent: for a span link
-OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", REDELIVERED})
+WRITER = "x-outbox-writer"  # the role that wrote the row, as PostgreSQL noted it
+OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", WRITER, REDELIVERED})
 # A consumer or the broker writes these: from a row they would be believed.
 OF_OTHERS = frozenset({
     "x-folded-header", "x-partition", "x-partition-epoch", "x-retry-attempts", "x-dead-reason", "x-dead-attempts",
@@ -168,6 +169,8 @@ def properties(row: Row, identity: Identity, *, redelivered: bool) -> Basic.Prop
     headers: dict[str, Any] = {"x-aggregate-type": row.aggregate_type.decode()}
     if row.aggregate_id is not None:
         headers["x-aggregate-id"] = row.aggregate_id.decode()
+    if row.written_as:
+        headers[WRITER] = row.written_as.decode()
     headers |= {"x-outbox-id": row.id, "x-outbox-lane": row.lane, **identity.stamp}
     headers |= extra_headers(row, identity, redelivered=redelivered)
     return Properties(
