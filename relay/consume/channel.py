@@ -161,7 +161,7 @@ class ChannelConsumer:
         counters.redeliveries += bool(delivered.redelivered)
         self._receipts.expect(delivered.delivery_tag or 0)
         try:
-            delivered = restored(delivered)
+            delivered = restored(delivered, self._setup.queue)
             if self._setup.fence is not None:
                 self._setup.fence.stamp(delivered)
             delivery = read_delivery(delivered, self._setup.inbox.consumer_name)

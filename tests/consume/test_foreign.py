@@ -23,7 +23,7 @@ from relay.consume.counters import Counters
 from relay.consume.hindrances import Outages
 from relay.consume.message import read_delivery
 from relay.engine.health import Health
-from tests.consume.effects import Queue, Stumbling, Table, count, running
+from tests.consume.effects import QUEUE, Queue, Stumbling, Table, count, running
 from tests.consume.policies import ORDERS, QUICK, SEVERAL_MINUTES, SOON, TWICE
 from tests.support.eventually import eventually
 
@@ -40,10 +40,11 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 async def send_through(queue: Queue, exchange: str, body: bytes, *, routing_key: str = "k", **properties: Any) -> None:
-    """Publish to a fanout exchange that leads to the queue; its own properties alone."""
+    """Publish to a fanout exchange that leads to the queue, or to the default one; its own properties alone."""
     channel = await queue.channel.get_underlay_channel()
-    await channel.exchange_declare(exchange, exchange_type="fanout")
-    await channel.queue_bind(queue.name, exchange, routing_key="")
+    if exchange:
+        await channel.exchange_declare(exchange, exchange_type="fanout")
+        await channel.queue_bind(queue.name, exchange, routing_key="")
     given = {"message_id": str(uuid4()), "message_type": "Counted", **properties}
     await channel.basic_publish(
         body, exchange=exchange, routing_key=routing_key, properties=Basic.Properties(**given), mandatory=True
@@ -108,16 +109,21 @@ async def test_a_name_in_a_payload_may_be_anything(
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
-    ("sent", "words"),
+    ("exchange", "sent", "words"),
     [
-        ({"headers": {"x-aggregate-type": "c", "x-aggregate-id": "a\0b"}}, r"its key 'c/a\x00b' holds a NUL"),
-        ({"message_type": "Coun\0ted"}, r"its type 'Coun\x00ted' holds a NUL"),
-        ({"routing_key": "a\0b"}, r"its routing key 'a\x00b' holds a NUL"),
-        ({"headers": {"x-original-exchange": "a\0b"}}, r"its exchange 'a\x00b' holds a NUL"),
+        (
+            "foreign",
+            {"headers": {"x-aggregate-type": "c", "x-aggregate-id": "a\0b"}},
+            r"its key 'c/a\x00b' holds a NUL",
+        ),
+        ("foreign", {"message_type": "Coun\0ted"}, r"its type 'Coun\x00ted' holds a NUL"),
+        ("foreign", {"routing_key": "a\0b"}, r"its routing key 'a\x00b' holds a NUL"),
+        ("", {"routing_key": QUEUE, "headers": {"x-original-exchange": "a\0b"}}, r"its exchange 'a\x00b' holds a NUL"),
     ],
     ids=["key", "type", "routing-key", "exchange"],
 )
 async def test_what_no_table_can_hold_is_a_dead_letter(
+    exchange: str,
     sent: dict[str, Any],
     words: str,
     order: dict[str, Any],
@@ -127,7 +133,7 @@ async def test_what_no_table_can_hold_is_a_dead_letter(
     inbox: Inbox,
     broker: BrokerSettings,
 ) -> None:
-    await send_through(queue, "foreign", b"1", **sent)
+    await send_through(queue, exchange, b"1", **sent)
     await queue.send(2, key="b")
     handler = Stumbling({1: 100})
 

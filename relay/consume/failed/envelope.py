@@ -5,6 +5,9 @@ happened, and the consumer how often. What is left out would make the broker do 
 
 A header frame cannot be split, and the broker ends a connection over one that is too large. A copy whose header does
 not fit carries it folded: in front of the body.
+
+Any publisher can write the headers of a copy. They are believed of what came by the way of copies, and left out of all
+else (`is_copy`).
 """
 
 import socket
@@ -19,6 +22,7 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from relay.broker.content_header import UndecodableError, decode_own
+from relay.consume.apply.fence import EPOCH, PARTITION
 from relay.consume.classify import Failure, History
 
 Changed = TypeVar("Changed", Basic.Deliver, Basic.Properties)
@@ -32,6 +36,7 @@ ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY = "x-original-exchange", "x-original-rou
 DEAD_REASON, DEAD_ATTEMPTS = "x-dead-reason", "x-dead-attempts"
 CONSUMER, HOST = "x-consumer", "x-host"
 
+DEAD_SUFFIX = ".dead"  # of the queue of a consumed queue's dead letters
 FOLDED = "x-folded-header"  # how many bytes of the body are the header
 FRAME_SPARE = 64  # bytes: what makes a frame of the header, and a message_id that the library adds
 MOST_FOLDED = 2**20  # bytes: a frame, in base64, next to its texts, of which escapes may be four times as long
@@ -39,6 +44,9 @@ MOST_FOLDED = 2**20  # bytes: a frame, in base64, next to its texts, of which es
 OF_FAILURES = frozenset(
     {ATTEMPTS, FIRST_FAILURE, LAST_FAILURE, EXCEPTION, EXCEPTION_WORDS, DEAD_REASON, DEAD_ATTEMPTS, CONSUMER, HOST}
 )
+
+# What a consumer, or a command, goes by.
+OF_COPIES = frozenset({ATTEMPTS, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, PARTITION, EPOCH, FOLDED})
 
 # The broker routes by CC and BCC. By x-death RabbitMQ 3 drops an expired message that has been in the target queue
 # before. The rest the broker writes itself.
@@ -48,8 +56,28 @@ THE_BROKERS = frozenset(
 )
 
 
-def restored(came: DeliveredMessage) -> DeliveredMessage:
+def is_copy(delivered: DeliveredMessage, queue: str) -> bool:
+    """Whether a message came into this queue by the way of copies: by the default exchange, and by no other before.
+
+    The broker says by which exchange it came. What died in another queue may come by the default exchange, too. The
+    broker puts its last death in front of those that a client of RabbitMQ 3 may have written. Who may write to the
+    default exchange can forge copies (docs/broker.md); the relay leaves their headers out of rows.
+    """
+    if (delivered.exchange, delivered.routing_key) != ("", queue):
+        return False
+    deaths = (delivered.header.properties.headers or {}).get("x-death")
+    if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], dict):
+        return True
+    last, consumed = deaths[0], queue.removesuffix(DEAD_SUFFIX)
+    died_in = str(last.get("queue"))
+    is_ours = died_in == consumed or died_in.startswith(f"{consumed}.")
+    return is_ours and (last.get("exchange"), last.get("routing-keys")) == ("", [died_in])
+
+
+def restored(came: DeliveredMessage, queue: str) -> DeliveredMessage:
     """Return a message that comes back as it came the first time: its way back has changed exchange and routing key."""
+    if not is_copy(came, queue):
+        return _without(came, OF_COPIES)
     delivered = unfolded(came)
     headers = delivered.header.properties.headers or {}
     if ORIGINAL_EXCHANGE not in headers or not isinstance(delivered.delivery, Basic.Deliver):
@@ -60,6 +88,11 @@ def restored(came: DeliveredMessage) -> DeliveredMessage:
         routing_key=str(headers.get(ORIGINAL_ROUTING_KEY, "")),
     )
     return replace(delivered, delivery=first)
+
+
+def restored_letter(came: DeliveredMessage, queue: str) -> DeliveredMessage:
+    """Return a dead letter as it was before it was folded; what a stranger says of failures is left out."""
+    return unfolded(came) if is_copy(came, queue) else _without(came, OF_COPIES | OF_FAILURES)
 
 
 def history_of(delivered: DeliveredMessage) -> History:
@@ -162,6 +195,18 @@ def unfolded(delivered: DeliveredMessage) -> DeliveredMessage:
     inner.headers = {**(inner.headers or {}), **added}
     inner.message_id = inner.message_id or outer.message_id  # the library gives one to a message without
     return replace(delivered, header=header, body=delivered.body[size:])
+
+
+def _without(delivered: DeliveredMessage, names: frozenset[str]) -> DeliveredMessage:
+    """Return a message without these headers."""
+    headers = delivered.header.properties.headers or {}
+    if not headers.keys() & names:
+        return delivered
+    header = copy(delivered.header)
+    header.properties = _changed(
+        header.properties, headers={name: value for name, value in headers.items() if name not in names}
+    )
+    return replace(delivered, header=header)
 
 
 def _told(delivered: DeliveredMessage, failure: Failure) -> dict[str, Any]:

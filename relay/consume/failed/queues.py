@@ -15,6 +15,7 @@ from relay.broker.topology import Standing, declare
 from relay.config.settings import BrokerSettings
 from relay.config.topology import Binding, Exchange, ExchangeType, Overflow, Queue
 from relay.consume.apply.fence import PARTITION
+from relay.consume.failed.envelope import DEAD_SUFFIX
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError, QueueUnfitError
 from relay.logger import get_logger
 
@@ -30,7 +31,7 @@ AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once"}
 
 
 def dead_queue_name(queue: str) -> str:
-    return f"{queue}.dead"
+    return f"{queue}{DEAD_SUFFIX}"
 
 
 def partition_queue_name(queue: str, partition: int) -> str:

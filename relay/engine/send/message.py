@@ -29,7 +29,7 @@ OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggrega
 # A consumer or the broker writes these: from a row they would be believed.
 OF_OTHERS = frozenset({
     "x-folded-header", "x-partition", "x-partition-epoch", "x-retry-attempts", "x-dead-reason", "x-dead-attempts",
-    "x-death", "x-delivery-count", "x-acquired-count",
+    "x-death", "x-delivery-count", "x-acquired-count", "x-original-exchange", "x-original-routing-key",
 })  # fmt: skip
 
 # W3C Trace Context. The relay leaves out a value of another form, and sends the message without it.

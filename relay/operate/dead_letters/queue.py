@@ -26,7 +26,7 @@ from pamqp.commands import Basic, Queue
 from relay.broker.connection import Connection, answer_within, connect, is_told_to_end, open_channel, words
 from relay.config.settings import BrokerSettings
 from relay.consume.failed.copy_publisher import CopyPublisher, CopyRefusedError
-from relay.consume.failed.envelope import renewed, unfolded
+from relay.consume.failed.envelope import renewed, restored_letter
 from relay.errors import AccessError, BrokerUnavailableError, BusyError, NotFoundError, OutboxError
 from relay.operate.dead_letters.letter import Held, read_letter
 
@@ -205,7 +205,7 @@ class DeadQueue:
 
     def _hold(self, came: DeliveredMessage) -> Held:
         self.read += 1
-        delivered = unfolded(came)
+        delivered = restored_letter(came, self.name)
         held = Held(read_letter(self.read, delivered, self.name), delivered)
         self._came_back = returns_of(held) > 0
         return held
