@@ -164,7 +164,7 @@ class ChannelConsumer:
             delivered = restored(delivered, self._setup.queue)
             if self._setup.fence is not None:
                 self._setup.fence.stamp(delivered)
-            delivery = read_delivery(delivered, self._setup.inbox.consumer_name)
+            delivery = read_delivery(delivered, self._setup.inbox.consumer_name, by_writer=self._setup.inbox.by_writer)
         except Exception as error:  # the library would only log it, and the message would stay in our hands
             delivery = Unreadable(f"it cannot be read: {name_of(error)}: {first_line(error)}")
         if isinstance(delivery, Unreadable):

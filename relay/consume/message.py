@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from hashlib import sha256
 from typing import Any, Generic
 from uuid import UUID, uuid5
 
@@ -14,14 +15,14 @@ from relay.broker.content_header import UNDECODABLE
 
 Payload_co = TypeVar("Payload_co", default=bytes, covariant=True)
 
-VERSION = "x-event-version"
+VERSION, WRITER = "x-event-version", "x-outbox-writer"
 LONGEST_KEY = 2000  # bytes: PostgreSQL's indexes take 2,704 with the rest of the row; the outbox's own keys have 511
 NO_DAY = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[Payload_co]):
-    """An event. `message_id` is its identity: a repeat has the same one."""
+    """An event. `message_id` is its identity: a repeat has the same one. So has another writer's, if it wants to."""
 
     message_id: UUID
     type: str
@@ -35,11 +36,22 @@ class Message(Generic[Payload_co]):
     headers: Mapping[str, Any]
     consumer_name: str  # who applies it
     payload: Payload_co  # the body as the handler's annotation wants it: Message[Invoice]; else the body itself
+    inbox_id: UUID | None = None  # by which the inbox knows it; None: by message_id
 
     @property
     def version(self) -> str | None:
         """The text of the header `x-event-version`."""
         return _text(self.headers.get(VERSION))
+
+    @property
+    def writer(self) -> str | None:
+        """The role that wrote it, as the relay says; None: no role is known."""
+        return _text(self.headers.get(WRITER))
+
+    @property
+    def identity(self) -> UUID:
+        """By which the inbox knows it."""
+        return self.inbox_id or self.message_id
 
     @property
     def day(self) -> date:
@@ -52,7 +64,7 @@ class Message(Generic[Payload_co]):
 
         The same for redeliveries and replays of this message, another one for each consumer of it.
         """
-        return str(uuid5(self.message_id, self.consumer_name))
+        return str(uuid5(self.identity, self.consumer_name))
 
     def json(self) -> Any:
         """Decode the body; raises orjson.JSONDecodeError (a ValueError) when it is no JSON."""
@@ -76,8 +88,16 @@ class Unreadable:
     reason: str
 
 
-def read_delivery(delivered: DeliveredMessage, consumer_name: str) -> Delivery | Unreadable:
-    """Take a delivery apart."""
+def id_of_writer(message_id: UUID, writer: str) -> UUID:
+    """Return the id by which an inbox with `scope="writer"` knows a message: a hash that no writer can aim at.
+
+    `relay.consume.apply.inbox.ID_OF_WRITER` says the same in SQL; tests/consume/test_scope.py compares them.
+    """
+    return UUID(bytes=sha256(message_id.bytes + writer.encode()).digest()[:16])
+
+
+def read_delivery(delivered: DeliveredMessage, consumer_name: str, *, by_writer: bool = False) -> Delivery | Unreadable:
+    """Take a delivery apart; `by_writer` parts writers that use the same message ids and keys."""
     properties = delivered.header.properties
     headers = properties.headers or {}
     if UNDECODABLE in headers:
@@ -86,6 +106,7 @@ def read_delivery(delivered: DeliveredMessage, consumer_name: str) -> Delivery |
         message_id = UUID(properties.message_id or "")
     except ValueError:
         return Unreadable(f"its message_id {properties.message_id!r} is no UUID")
+    writer = _text(headers.get(WRITER)) if by_writer else None
     message = Message(
         message_id=message_id,
         type=properties.message_type or "",
@@ -99,9 +120,12 @@ def read_delivery(delivered: DeliveredMessage, consumer_name: str) -> Delivery |
         headers=headers,
         consumer_name=consumer_name,
         payload=delivered.body,
+        inbox_id=None if writer is None else id_of_writer(message_id, writer),
     )
     # Without an aggregate id no order is asked for: the message has its own key.
-    key = str(message_id) if message.aggregate_id is None else f"{message.aggregate_type}/{message.aggregate_id}"
+    key = str(message.identity) if message.aggregate_id is None else f"{message.aggregate_type}/{message.aggregate_id}"
+    if writer is not None and message.aggregate_id is not None:
+        key = f"{writer}/{key}"
     # Where it fails it is put into a table, and PostgreSQL's texts hold no NUL.
     for what, text in (
         ("key", key),

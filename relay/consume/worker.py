@@ -131,7 +131,7 @@ class Repeats:
         """Return the ids of those that were applied and committed. Raises Stopping."""
         parameters = {
             "consumer": self._consumer,
-            "message_ids": [delivery.message.message_id for delivery in deliveries],
+            "message_ids": [delivery.message.identity for delivery in deliveries],
             "days": [delivery.message.day for delivery in deliveries],
         }
         rows = await self._session.insist(stopping, self._known, parameters)
@@ -171,7 +171,7 @@ class Worker:
             await self.attempt.close()
 
     async def _work(self, batch: Sequence[Delivery]) -> None:
-        again = {delivery.message.message_id for delivery in batch if delivery.message.redelivered}
+        again = {delivery.message.identity for delivery in batch if delivery.message.redelivered}
         unended = await self.context.begun_attempts.unended(again, self.context.stopping) if again else {}
         most = max((unended[message_id] for message_id in again), default=0)
         if most < SUSPECT_FROM:
@@ -192,7 +192,7 @@ class Worker:
             batch = await self.key_queue.take(LOOKED_UP_AT_ONCE)
             known = await self.repeats.known(batch, self.context.stopping)
             # A redelivered one is worked on, too: `BegunAttempts` has to forget it.
-            rest = [each for each in batch if each.message.redelivered or each.message.message_id not in known]
+            rest = [each for each in batch if each.message.redelivered or each.message.identity not in known]
             self.repeats.expected = not rest
             self.key_queue.give_back(rest)
             self.key_queue.done(batch)
@@ -219,8 +219,8 @@ class Worker:
             return
         self.repeats.expected = not applied.count and not applied.left
         await self.context.begun_attempts.end(unended)
-        left = [delivery for delivery in batch if delivery.message.message_id in applied.left]
-        self.context.settle(delivery.tag for delivery in batch if delivery.message.message_id not in applied.left)
+        left = [delivery for delivery in batch if delivery.message.identity in applied.left]
+        self.context.settle(delivery.tag for delivery in batch if delivery.message.identity not in applied.left)
         if left:
             await self.aside.put_behind(left)
 
@@ -236,5 +236,5 @@ class Worker:
         failure = self.judge.failure(error, history_of(delivery.delivered))
         self.context.counters.failed += 1
         log_failure(delivery, failure, error)
-        await self.context.begun_attempts.end([delivery.message.message_id])
+        await self.context.begun_attempts.end([delivery.message.identity])
         await self.aside.put(delivery, failure)

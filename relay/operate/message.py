@@ -10,6 +10,7 @@ import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
+from relay.consume.message import id_of_writer
 from relay.errors import NotFoundError
 from relay.operate.messages import WAITING, Place, State, of_day
 from relay.operate.whereabouts import RowId
@@ -167,12 +168,13 @@ APPLIED = SQL("""
     )
     SELECT done.consumer_name AS consumer, done.processed_at AS at
     FROM consumer JOIN {schema}.processed_message AS done
-        ON done.consumer_name = consumer.consumer_name AND done.message_day = {day} AND done.message_id = {message_id}
+        ON done.consumer_name = consumer.consumer_name AND done.message_day = {day}
+            AND done.message_id = ANY ({inbox_ids})
     ORDER BY at
 """)
 HELD = SQL("""
     SELECT consumer_name AS consumer, held_at AS since, attempts, reason
-    FROM {schema}.held_message WHERE message_id = {message_id} ORDER BY held_at
+    FROM {schema}.held_message WHERE message_id = ANY ({inbox_ids}) ORDER BY held_at
 """)
 AUDITED = SQL("""
     SELECT done_at AS at, done_by AS by, command, why FROM {schema}.operator_audit WHERE target = {id}
@@ -188,12 +190,18 @@ def read_outcome(connection: psycopg.Connection, schema: str, message: Message) 
     names = {
         "schema": Identifier(schema),
         "day": Literal(message.created_at.astimezone(UTC).date().isoformat()),
-        "message_id": Literal(str(message.message_id)),
+        "inbox_ids": Literal(_inbox_ids(message)),
     }
     return Outcome(
         applied=_all(connection, APPLIED.format(**names), Applied),
         held=_all(connection, HELD.format(**names), Held),
     )
+
+
+def _inbox_ids(message: Message) -> list[UUID]:
+    """Return the ids by which an inbox may know it, whichever its scope is."""
+    by_writer = [id_of_writer(message.message_id, message.written_as)] if message.written_as else []
+    return [message.message_id, *by_writer]
 
 
 def read_audit(connection: psycopg.Connection, schema: str, message: Message) -> list[Audited]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from relay.config.settings import DatabaseSettings, Settings
 from relay.console.access.identity import Role
+from relay.consume.message import id_of_writer
 from relay.errors import UsageError
 from relay.operate import messages
 from relay.operate.messages import Place, Search, State, search
@@ -137,11 +138,13 @@ async def test_what_consumers_and_operators_did_is_part_of_its_way(
 ) -> None:
     sent(database_url, 1)
     with psycopg.connect(database_url) as connection:
-        row, message_id = connection.execute("SELECT id, message_id FROM outbox.message").fetchone() or (0, "")
+        (found,) = connection.execute("SELECT id, message_id, written_as FROM outbox.message")
+        row, message_id, role = found
         connection.execute(
             "INSERT INTO outbox.processed_message (consumer_name, message_id, message_day)"
-            " SELECT name, %s, (now() AT TIME ZONE 'UTC')::date FROM unnest(ARRAY['billing', 'mail']) AS name",
-            [message_id],
+            " SELECT name, id, (now() AT TIME ZONE 'UTC')::date"
+            " FROM unnest(ARRAY['billing', 'mail', 'other'], %s::uuid[]) AS applied (name, id)",
+            [[message_id, id_of_writer(message_id, role), id_of_writer(message_id, "another")]],
         )
         connection.execute(
             "INSERT INTO outbox.dead_letter_audit (command, queue, done_by, why, message_id)"
@@ -153,6 +156,7 @@ async def test_what_consumers_and_operators_did_is_part_of_its_way(
 
     for words in ("applied by billing", "applied by mail", "dead-letters discard, by ada", "a poison message"):
         assert words in page.text
+    assert "applied by other" not in page.text
 
 
 async def test_what_a_message_says_is_hidden_until_revealed_and_each_reveal_is_audited(

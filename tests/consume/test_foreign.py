@@ -206,7 +206,7 @@ async def test_a_delivery_that_cannot_be_read_is_a_dead_letter(
 ) -> None:
     """Whatever it is that nobody has thought of: the library would lose the error, and we the message."""
 
-    def read(delivered: DeliveredMessage, consumer_name: str) -> object:
+    def read(delivered: DeliveredMessage, consumer_name: str, **_: bool) -> object:
         if delivered.body == b"1":
             raise ValueError("no such thing")
         return read_delivery(delivered, consumer_name)

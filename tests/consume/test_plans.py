@@ -52,6 +52,7 @@ def test_what_is_held_is_found_by_an_index(connection: psycopg.Connection) -> No
         "days": [today] * 100,
         "business_keys": ["7"] * 100,
         "keys": [f"key-{number}" for number in range(950, 1050)],
+        "plain_ids": None,
     }
     head = {**arrived, "message_ids": held, "days": [today], "business_keys": ["7"], "keys": ["key-0"]}
     ours = {"consumer": CONSUMER, "partition": NO_PARTITION}
@@ -88,6 +89,23 @@ def test_repeats_are_found_by_an_index(connection: psycopg.Connection) -> None:
     arrived = {"consumer": CONSUMER, "message_ids": [*known, uuid4()], "days": [NO_DAY] * 101}
 
     assert 0 < rows_read(connection, inbox.statement(KNOWN), arrived, table="processed_message_undated") <= 200
+
+
+def test_what_was_applied_before_the_scope_was_by_writer_is_found_by_an_index(connection: psycopg.Connection) -> None:
+    inbox = Inbox(DatabaseSettings(), CONSUMER, scope="writer")
+    connection.execute("ANALYZE outbox.processed_message")  # empty
+    connection.execute(REMEMBERED, [CONSUMER])
+    known = [row for (row,) in connection.execute("SELECT message_id FROM outbox.processed_message LIMIT 100")]
+    arrived = {
+        "consumer": CONSUMER,
+        "message_ids": [uuid4() for _ in known],
+        "days": [NO_DAY] * 100,
+        "business_keys": ["7"] * 100,
+        "keys": ["key"] * 100,
+        "plain_ids": known,
+    }
+
+    assert 0 < rows_read(connection, NOT_HELD.statement(inbox), arrived, table="processed_message_undated") <= 200
 
 
 def rows_read(

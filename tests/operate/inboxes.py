@@ -22,8 +22,9 @@ HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 
 SEND = """
-    INSERT INTO outbox.message (message_id, aggregate_type, aggregate_id, event_type, payload, state, sent_at)
-    SELECT message_id, 'invoice', '7', %(event_type)s, '1', 'sent', now() - %(ago)s
+    INSERT INTO outbox.message
+        (message_id, aggregate_type, aggregate_id, event_type, payload, state, sent_at, written_as)
+    SELECT message_id, 'invoice', '7', %(event_type)s, '1', 'sent', now() - %(ago)s, %(writer)s
     FROM unnest(%(message_ids)s::uuid[]) AS given (message_id)
 """
 APPLY = """
@@ -44,13 +45,20 @@ class Ends:
         self.rows.connection.execute("SELECT outbox.ensure_sent_days((now() AT TIME ZONE 'UTC')::date - 1, 1)")
 
     def send(
-        self, number: int = 1, *, ago: timedelta = HOUR, event_type: str = "InvoiceIssued", ids: Iterable[UUID] = ()
+        self,
+        number: int = 1,
+        *,
+        ago: timedelta = HOUR,
+        event_type: str = "InvoiceIssued",
+        ids: Iterable[UUID] = (),
+        writer: str = "app",
     ) -> list[UUID]:
         """Write sent rows and give their message ids; `ids`: these, in place of new ones."""
         message_ids = list(ids) or [uuid4() for _ in range(number)]
         connection = self.rows.connection
         connection.execute(make_days("(now() - %s) AT TIME ZONE 'UTC'"), [ago])
-        connection.execute(SEND, {"message_ids": message_ids, "ago": ago, "event_type": event_type})
+        values = {"message_ids": message_ids, "ago": ago, "event_type": event_type, "writer": writer}
+        connection.execute(SEND, values)
         return message_ids
 
     def apply(

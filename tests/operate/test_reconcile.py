@@ -5,6 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from relay.consume.message import id_of_writer
 from relay.errors import NotFoundError
 from relay.operate.reconcile import compare
 from relay.replay.selection import Selection
@@ -94,6 +95,25 @@ def test_only_what_was_sent_between_the_borders_is_expected(ends: Ends) -> None:
     ends.send(4, ago=7 * HOUR)
 
     assert figures(ends.reconcile(since=6 * HOUR, until=4 * HOUR))["billing"] == (2, 0, 2, 0)
+
+
+@pytest.mark.every_postgres
+def test_a_consumer_with_an_inbox_by_writer_is_compared_by_writer(ends: Ends) -> None:
+    applied = ends.send(20, writer="victim")
+    ends.apply(id_of_writer(each, "victim") for each in applied[1:])
+    ends.send(writer="attacker", ids=applied[:1])
+    ends.apply([id_of_writer(applied[0], "attacker")])
+    ends.apply(ends.send(5, writer="victim"))  # before it had this scope
+    ends.apply(ends.send(5, writer=""))
+    lost = id_of_writer(uuid4(), "victim")
+    ends.apply([lost])
+
+    report = ends.reconcile()
+
+    (billing,) = report.consumers
+    assert figures(report) == {"billing": (31, 30, 1, 1)}
+    assert [row.message_id for row in billing.missing_first] == applied[:1]
+    assert [entry.message_id for entry in billing.lost_first] == [lost]
 
 
 @pytest.mark.every_postgres

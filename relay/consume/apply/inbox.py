@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Any, LiteralString
+from typing import TYPE_CHECKING, Any, Literal, LiteralString, get_args
 from uuid import UUID
 
 import psycopg
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
     from sqlalchemy.orm import sessionmaker
 
+Scope = Literal["message", "writer"]  # what makes a message another one
 DEFAULTS = DatabaseSettings()  # of an inbox with SQLAlchemy
 
 
@@ -38,15 +39,21 @@ class Inbox:
             kinds are for `async def`.
         consumer_name: keeps apart several consumers of one message; processes that share a queue share the name.
         schema_name: in place of that of the settings, or of `outbox`.
+        scope: what is applied once. "message": a message id, whichever role wrote it. "writer": a message id of each
+            role, and each role has its own keys. All processes of a consumer change it at once, and never back.
     Raises:
-        ConfigurationError: the URL does not name PostgreSQL, or the engine is not one of postgresql+psycopg.
+        ConfigurationError: the URL does not name PostgreSQL, the engine is not one of postgresql+psycopg, or the scope
+            is another word.
     """
 
     target: "DatabaseSettings | Url | Engine | AsyncEngine | sessionmaker[Any] | async_sessionmaker[Any]"
     consumer_name: str
     schema_name: str | None = None
+    scope: Scope = "message"
 
     def __post_init__(self) -> None:
+        if self.scope not in get_args(Scope):
+            raise ConfigurationError(f"scope of an inbox is one of {', '.join(get_args(Scope))}; not {self.scope!r}")
         if isinstance(self.target, str | SecretStr):
             object.__setattr__(self, "target", settings_of(DatabaseSettings, self.target))  # it is frozen
         if not isinstance(self.target, DatabaseSettings):
@@ -70,6 +77,11 @@ class Inbox:
     @property
     def schema(self) -> str:
         return self.schema_name or self._settings.schema_name
+
+    @property
+    def by_writer(self) -> bool:
+        """Whether two writers' messages of one id are two."""
+        return self.scope == "writer"
 
     @property
     def statement_timeout(self) -> float:
@@ -104,15 +116,15 @@ class Inbox:
 # (0.3 ms of CPU where keys may be held).
 REMEMBER: LiteralString = """
     WITH {fence} {beginning} arrived AS (
-        SELECT message_id, message_day, business_key, {admitted} AS is_admitted
+        SELECT message_id, message_day, business_key, {admitted} AS is_admitted, {was_applied} AS was_applied
         FROM unnest(
             (SELECT %(message_ids)s::uuid[]), (SELECT %(days)s::date[]), (SELECT %(business_keys)s::text[]),
-            (SELECT %(keys)s::text[])
-        ) AS arrived (message_id, message_day, business_key, key)
+            (SELECT %(keys)s::text[]), (SELECT %(plain_ids)s::uuid[])
+        ) AS arrived (message_id, message_day, business_key, key, plain_id)
     ), remembered AS (
         INSERT INTO {schema}.processed_message (consumer_name, message_id, message_day, business_key)
         SELECT %(consumer)s, message_id, message_day, business_key FROM arrived
-        WHERE is_admitted
+        WHERE is_admitted AND NOT was_applied
         ORDER BY message_id
         ON CONFLICT (consumer_name, message_id, message_day) DO NOTHING
         RETURNING message_id
@@ -122,6 +134,23 @@ REMEMBER: LiteralString = """
     UNION ALL
     SELECT message_id, false FROM arrived WHERE NOT is_admitted
     {fenced_out}
+"""
+
+
+# What `message.id_of_writer` returns, of a row of the outbox.
+ID_OF_WRITER: LiteralString = """
+    encode(substring(sha256(uuid_send(message_id) || convert_to(written_as, 'UTF8')) FOR 16), 'hex')::uuid
+"""
+
+# With scope="writer", the inbox knows some messages by message_id alone: those without a writer, and those that it
+# applied before it had this scope. ORDER BY with LIMIT can only be had from the index.
+WAS_APPLIED: LiteralString = """
+    (
+        SELECT true FROM {schema}.processed_message AS before
+        WHERE before.consumer_name = %(consumer)s AND before.message_id = arrived.plain_id
+            AND before.message_day = arrived.message_day
+        LIMIT 1
+    ) IS NOT NULL
 """
 
 
@@ -143,6 +172,7 @@ class Admission:
             fenced_out=SQL("" if self.fence is None else FENCED_OUT),
             beginning=inbox.statement(self.beginning),
             admitted=inbox.statement(self.where),
+            was_applied=inbox.statement(WAS_APPLIED if inbox.by_writer else "false"),
         )
 
 

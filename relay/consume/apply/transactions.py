@@ -92,7 +92,8 @@ class ConnectionTransactions(Generic[Connection]):
         """Return the parameters of `inbox.REMEMBER`."""
         return {
             "consumer": self._inbox.consumer_name,
-            "message_ids": [delivery.message.message_id for delivery in batch],
+            "message_ids": [delivery.message.identity for delivery in batch],
+            "plain_ids": [delivery.message.message_id for delivery in batch] if self._inbox.by_writer else None,
             "days": [delivery.message.day for delivery in batch],
             "business_keys": [delivery.message.aggregate_id for delivery in batch],
             "keys": [delivery.key for delivery in batch],
@@ -109,7 +110,7 @@ class ConnectionTransactions(Generic[Connection]):
         """
         require_fence(remembered)
         fresh = _fresh(remembered)
-        doubtful = self._doubtful.intersection(delivery.message.message_id for delivery in batch)
+        doubtful = self._doubtful.intersection(delivery.message.identity for delivery in batch)
         self._doubtful -= doubtful
         if doubtful - fresh:
             raise TransactionEndedError
@@ -180,8 +181,8 @@ def _fresh(remembered: Sequence[tuple[Any, ...]]) -> set[UUID]:
 def _take(batch: Sequence[Delivery], fresh: set[UUID]) -> Iterator[Message]:
     """Return the messages to apply, in order, each once: a batch may hold one twice."""
     for delivery in batch:
-        if delivery.message.message_id in fresh:
-            fresh.remove(delivery.message.message_id)
+        if delivery.message.identity in fresh:
+            fresh.remove(delivery.message.identity)
             yield delivery.message
 
 
@@ -481,7 +482,7 @@ class Attempt:
         raise_if_set(self.stopping)
 
     def _count(self, batch: Sequence[Delivery], applied: Applied) -> None:
-        left = sum(delivery.message.message_id in applied.left for delivery in batch) if applied.left else 0
+        left = sum(delivery.message.identity in applied.left for delivery in batch) if applied.left else 0
         duplicates = len(batch) - left - applied.count
         self.counters.applied += applied.count
         self.counters.duplicates += duplicates

@@ -122,7 +122,7 @@ class Copies:
         while not self.context.stopping.is_set():
             if await self.offer(delivered, failure) is Offer.TAKEN:
                 if poisoned is not None:
-                    await self.context.begun_attempts.forget(poisoned.message.message_id, self.context.stopping)
+                    await self.context.begun_attempts.forget(poisoned.message.identity, self.context.stopping)
                 self.context.settle([delivered.delivery_tag or 0])
                 return
             refusals += 1

@@ -56,7 +56,7 @@ class HeldMessages:
         self._is_held([delivery])
         self._count(failure)
         if failure.reason is Reason.POISONED:
-            await self.context.begun_attempts.forget(delivery.message.message_id, self.context.stopping)
+            await self.context.begun_attempts.forget(delivery.message.identity, self.context.stopping)
 
     async def put_behind(self, deliveries: Sequence[Delivery]) -> None:
         await self.table.put_behind(deliveries, self.context.stopping)

@@ -6,7 +6,7 @@ the broker has it as a dead letter. The first row of a key is its head; only hea
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import Any, LiteralString, NamedTuple
@@ -280,7 +280,7 @@ class HeldTable:
         history = history_of(delivery.delivered)
         return self._of(
             key=delivery.key,
-            message_id=delivery.message.message_id,
+            message_id=delivery.message.identity,
             event_type=delivery.message.type,
             exchange=delivery.delivered.exchange or "",
             routing_key=delivery.message.routing_key,
@@ -309,8 +309,10 @@ class HeldTable:
         delivered = unpack(row.envelope, row.body, exchange=row.exchange, routing_key=row.routing_key)
         if self._fence is not None:
             self._fence.stamp(delivered)
-        delivery = read_delivery(delivered, self._inbox.consumer_name)
-        assert isinstance(delivery, Delivery), "only what could be read is held"  # noqa: S101
+        read = read_delivery(delivered, self._inbox.consumer_name)
+        assert isinstance(read, Delivery), "only what could be read is held"  # noqa: S101
+        # As it was held: the scope of the inbox may have been another one.
+        delivery = replace(read, key=row.key, message=replace(read.message, inbox_id=row.message_id))
         history = History(row.attempts, row.first_failed_at)
         dead = None
         if row.reason is not None:

@@ -91,22 +91,22 @@ class Comparison:
         return [Count(day, state, rows) for (day, state), rows in sorted(self.counts.items())]
 
     def _see_rows(self, rows: Sequence[TableRow], entries: Sequence[Entry]) -> None:
-        is_expected = None
+        expected: dict[str, TableRow] = {}  # by the role that wrote it
         for row in rows:
             if row.is_meant:
                 self.counts[row.day, row.state] += 1
             if row.is_expected:
-                is_expected = row
+                expected[row.written_as] = row
         if len(rows) > 1 and any(row.is_meant for row in rows):
             self.duplicates += 1
             if self.duplicates <= self._limit:
                 self.duplicates_first.append(Duplicate(UUID(rows[0].message_id), len(rows)))
-        if is_expected is not None:
-            applied_by = {entry.consumer for entry in entries}  # one may have it twice, under two days
-            for tally in self._handling(is_expected.event_type):
+        applied_by = {entry.consumer for entry in entries}  # one may have it twice, under two days
+        for row in expected.values():
+            for tally in self._handling(row.event_type):
                 tally.expected += 1
                 if tally.consumer not in applied_by:
-                    self._unapplied.append((tally.consumer, is_expected))
+                    self._unapplied.append((tally.consumer, row))
 
     def _handling(self, event_type: str) -> list[Consumer]:
         if event_type not in self._by_type:
@@ -120,9 +120,10 @@ class Comparison:
         candidates, self._unapplied = self._unapplied, []
         if not candidates:
             return
-        applied = self._look_up_applied([(name, row.message_id) for name, row in candidates])
+        asked = [(name, inbox_id) for name, row in candidates for inbox_id in row.inbox_ids]
+        applied = self._look_up_applied(asked)
         for name, row in candidates:
-            if (name, row.message_id) not in applied:
+            if not any((name, inbox_id) in applied for inbox_id in row.inbox_ids):
                 self._note_missing(self._tallies[name], row)
 
     def _note_missing(self, tally: Consumer, row: TableRow) -> None:

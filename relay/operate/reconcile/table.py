@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
 from typing import NamedTuple
+from uuid import UUID
 
 import psycopg
 from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
+from relay.consume.apply.inbox import ID_OF_WRITER
+from relay.consume.message import id_of_writer
 from relay.operate.reconcile.interval import Interval
 from relay.replay.selection import Selection
 
@@ -26,19 +29,27 @@ class TableRow(NamedTuple):
     sent_at: datetime | None
     is_meant: bool  # of the time range, and selected
     is_expected: bool  # sent before the grace period
+    written_as: str = ""
+
+    @property
+    def inbox_ids(self) -> tuple[str, ...]:
+        """The ids by which an inbox may know it, whichever its scope is."""
+        if not self.written_as:
+            return (self.message_id,)
+        return self.message_id, str(id_of_writer(UUID(self.message_id), self.written_as))
 
 
 # Each arm names its partitions: one WHERE with an OR would be left to the planner's wits.
 ROWS = SQL("""
     SELECT row.message_id::text, row.id, row.state, row.event_type, row.day, row.sent_at, row.is_meant,
-        row.is_meant AND row.sent_at < {expected_until}::timestamptz IS TRUE
+        row.is_meant AND row.sent_at < {expected_until}::timestamptz IS TRUE, row.written_as
     FROM (
-        SELECT message_id, id, state, event_type, (sent_at AT TIME ZONE 'UTC')::date AS day, sent_at,
+        SELECT message_id, id, state, event_type, written_as, (sent_at AT TIME ZONE 'UTC')::date AS day, sent_at,
             (sent_at >= {since}::timestamptz AND sent_at < {until}::timestamptz AND {conditions}) IS TRUE AS is_meant
         FROM {schema}.sent({first}::timestamptz, {end}::timestamptz)
         UNION ALL
         SELECT message_id, id, CASE WHEN state = 'parked' AND held_behind IS NOT NULL THEN 'held' ELSE state END,
-            event_type,
+            event_type, written_as,
             (created_at AT TIME ZONE 'UTC')::date, NULL,
             (created_at >= {since}::timestamptz AND created_at < {until}::timestamptz AND {conditions}) IS TRUE
         FROM {schema}.message_state
@@ -90,10 +101,15 @@ def listed(connection: psycopg.Connection, name: str, statement: Composed) -> It
 
 
 # The days have no index on message_id: each call reads the whole table once, against a hash table of the ids.
-FIND = SQL("SELECT DISTINCT message_id::text FROM {schema}.message_state WHERE message_id = ANY (%(ids)s::uuid[])")
+FIND = SQL("SELECT DISTINCT {id}::text FROM {schema}.message_state WHERE {id} = ANY (%(ids)s::uuid[])")
+MESSAGE_ID = SQL("message_id")
 
 
-def find_ids(connection: psycopg.Connection, schema: str, message_ids: Sequence[str]) -> set[str]:
-    """Return which of these ids a row has, in any state and of any day."""
-    cursor = connection.execute(FIND.format(schema=Identifier(schema)), {"ids": message_ids}, prepare=False)
-    return {message_id for (message_id,) in cursor}
+def find_ids(connection: psycopg.Connection, schema: str, inbox_ids: Sequence[str]) -> set[str]:
+    """Return which of these ids an inbox has of a row, in any state and of any day."""
+    found: set[str] = set()
+    for id_ in (MESSAGE_ID, SQL(ID_OF_WRITER)):  # the second one takes the server longer
+        if left := [each for each in inbox_ids if each not in found]:
+            statement = FIND.format(schema=Identifier(schema), id=id_)
+            found.update(each for (each,) in connection.execute(statement, {"ids": left}, prepare=False))
+    return found
