@@ -105,7 +105,9 @@ class RemoteOperations:
         return self._get(PoolsStatus, "/pool/status", {"pool": list(names)})
 
     def list_failures(self, queues: Sequence[str], *, with_held: bool) -> Failures:
-        return self._get(Failures, "/failures", {"queue": list(queues), "held": with_held})
+        if not queues:
+            return self._get(Failures, "/failures", {"held": with_held})
+        return self._look(Failures, "/failures/look", {"queue": list(queues), "held": with_held})
 
     def list_parked(self, selection: ParkedSelection, *, with_held: bool, state: str) -> ParkedRows:
         asked = {**_parked(selection), "held": with_held, "archived": state == ARCHIVED}
@@ -113,7 +115,7 @@ class RemoteOperations:
         return TypeAdapter(ParkedRows).validate_python({"rows": pages["rows"], "total": pages["total"]})
 
     def show_parked(self, row: RowId, *, is_full: bool) -> ParkedMessage:
-        return self._get(ParkedMessage, f"/parked/{row}", {"full": is_full})
+        return self._look(ParkedMessage, f"/parked/{row}/reveal", {"full": is_full})
 
     def preview_parked(self, kind: Kind, selection: ParkedSelection) -> Done:
         limit = {} if selection.limit is None else {"limit": selection.limit}
@@ -136,7 +138,7 @@ class RemoteOperations:
 
     def list_letters(self, queue: str, selection: LetterSelection) -> ListedLetters:
         limit = min(MOST, selection.limit or MOST)
-        told = self._get(dict[str, Any], "/dead-letters", {**_letters(queue, selection), "limit": limit})
+        told = self._look(dict[str, Any], "/dead-letters/look", {**_letters(queue, selection), "limit": limit})
         letters = TypeAdapter(list[Letter]).validate_python(told["letters"])
         return ListedLetters(told["queue"], letters, Read(told["messages"], told["matched"], told["warning"]))
 
@@ -146,11 +148,11 @@ class RemoteOperations:
         return SeenLetters(found.read, min(failed, default=None), found.letters[:first])
 
     def show_letter(self, queue: str, message_id: str) -> dict[str, Any]:
-        return self._get(dict[str, Any], "/dead-letters/letter", {"queue": queue, "message_id": message_id})
+        return self._look(dict[str, Any], "/dead-letters/reveal", {"queue": queue, "message_id": message_id})
 
     def preview_letters(self, entry: Entry, selection: LetterSelection) -> LettersDone:
         limit = min(MOST, selection.limit or MOST)
-        return self._get(LettersDone, "/dead-letters/preview", {**_letters(entry.queue, selection), "limit": limit})
+        return self._look(LettersDone, "/dead-letters/preview", {**_letters(entry.queue, selection), "limit": limit})
 
     def change_letters(self, entry: Entry, selection: LetterSelection, *, caution: Caution, show: Show) -> LettersDone:
         body = {
@@ -271,6 +273,10 @@ class RemoteOperations:
 
     def _get(self, kind: type[Answer], path: str, asked: Mapping[str, Any] | None = None) -> Answer:
         return self._read(kind, self._client.build_request("GET", path, params=asked))
+
+    def _look(self, kind: type[Answer], path: str, body: Mapping[str, Any]) -> Answer:
+        """Return what is read by a POST, as to read it leaves a trace, in a queue or in the audit."""
+        return self._read(kind, self._client.build_request("POST", path, json=body))
 
     def _post(self, kind: type[Answer], path: str, body: Mapping[str, Any]) -> Answer:
         # The same key with each try: what was done and got lost on its way back is answered again.

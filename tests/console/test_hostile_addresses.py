@@ -13,18 +13,16 @@ from urllib.parse import quote, urlencode
 
 import httpx
 from fastapi import FastAPI
-from fastapi.dependencies.models import Dependant
-from fastapi.routing import APIRoute, iter_route_contexts
 from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from relay.config.settings import Settings
 from relay.console.access.cookie import form_token
 from relay.console.access.identity import Role
 from relay.console.access.writes import HEADER
 from relay.console.app import make_app
+from tests.console.app_routes import names, routes
 from tests.console.filled import fill
 from tests.console.site import serving, session_cookie, users
 
@@ -83,21 +81,10 @@ def _is_of_console(link: str) -> bool:
 
 def pages(app: FastAPI, method: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the path of each page, and the names of its parameters: behind the question mark, or of its form."""
-    for route in iter_route_contexts(app.routes):
+    for route in routes(app):
         path, is_asked = route.path or "", method in (route.methods or ())
-        if isinstance(route.original_route, APIRoute) and is_asked and not path.startswith(NOT_PAGES):
+        if is_asked and not path.startswith(NOT_PAGES):
             yield path, names(route.dependant)
-
-
-def names(dependant: Dependant) -> list[str]:
-    found: list[str] = []
-    for each in dependant.query_params + dependant.body_params:
-        kind = each.field_info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found += kind.model_fields
-        else:
-            found.append(each.alias)
-    return found + [name for each in dependant.dependencies for name in names(each)]
 
 
 async def test_no_address_breaks_a_page_or_becomes_part_of_it(

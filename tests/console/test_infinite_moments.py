@@ -19,7 +19,7 @@ MOMENTS = pytest.mark.parametrize(
     [("-infinity", None), ("infinity", None), ("-infinity", "-infinity"), ("infinity", "infinity")],
 )
 PAGES = "/", "/messages?state=pending", f"/messages/1?message_id={MESSAGE}", "/messages?state=parked", "/failures"
-CALLS = "/api/v1/status", "/api/v1/parked", "/api/v1/parked/2", "/api/v1/failures"
+CALLS = "/api/v1/status", "/api/v1/parked", "/api/v1/parked/preview", "/api/v1/failures"
 
 
 def write(rows: Rows, available_at: str, created_at: str | None) -> None:

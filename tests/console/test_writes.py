@@ -4,7 +4,6 @@ The routes are those of the app, so that no route can be forgotten.
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,10 @@ from relay.config.settings import Settings
 from relay.console.access.cookie import form_token
 from relay.console.access.identity import Requirement, Role
 from relay.console.access.writes import HEADER, READING
+from tests.console.app_routes import routes
 from tests.console.site import ORIGIN, browser, log_in, running, users
 
 OPEN = {"/login", "/logout", "/login/provider", "/login/callback"}
-
-
-def routes(app: FastAPI) -> Iterator[RouteContext]:
-    for route in iter_route_contexts(app.routes):
-        if isinstance(route.original_route, APIRoute):
-            yield route
 
 
 def writes(app: FastAPI) -> list[tuple[str, str, Role | None]]:

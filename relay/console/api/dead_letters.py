@@ -1,4 +1,8 @@
-"""`/dead-letters`: what consumers gave up. A queue has no index: a list is read from its beginning, up to a limit."""
+"""`/dead-letters`: what consumers gave up. A queue has no index: a list is read from its beginning, up to a limit.
+
+Each request is a POST: a look takes letters out of their queue for a moment. After some looks copies take their place
+(relay/operate/dead_letters/queue.py).
+"""
 
 import asyncio
 from datetime import UTC, datetime
@@ -7,7 +11,7 @@ from io import BytesIO
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +22,7 @@ from relay.console.api.parameters import (
     Closed,
     Group,
     Limit,
+    MaybeReasoned,
     MessageFilter,
     Moment,
     Paced,
@@ -27,7 +32,7 @@ from relay.console.api.parameters import (
     Text,
     check_choice,
 )
-from relay.console.given import Configured, Operations, Operator, Owner, Sessions, Viewer, within
+from relay.console.given import Configured, Operations, Operator, Owner, Sessions, within
 from relay.jobs.job import Job
 from relay.observe.printable import printable_json
 from relay.operate.dead_letters.audit import Entry
@@ -78,6 +83,19 @@ class Listing(LetterFilter):
     limit: Limit = 100
 
 
+class Export(Listing):
+    """Which letters to save, and why."""
+
+    why: Text = ""
+
+
+class RevealLetter(MaybeReasoned):
+    """Which letter to read, and why."""
+
+    queue: QueueName
+    message_id: MessageId
+
+
 class Letters(Closed):
     """Letters, and how many there are in the queue, also of others."""
 
@@ -99,47 +117,45 @@ class Retry(Change, Staged):
     """Which letters to send back, and how carefully."""
 
 
-@router.get("")
-def list_(operations: Operations, _: Viewer, asked: Annotated[Listing, Query()]) -> Letters:
-    """List dead letters; they stay where they are."""
+@router.post("/look")
+def look(operations: Operations, _: Operator, asked: Listing) -> Letters:
+    """List dead letters: they are taken out of their queue for a moment, which counts that they came back."""
     dead = queues_of(asked.queue)[1]
     found = operations.list_letters(dead, asked.selection(asked.limit))
     read = found.read
     return Letters(queue=dead, messages=read.letters, letters=found.letters, matched=read.matched, warning=read.warning)
 
 
-@router.get("/preview")
-def preview(operations: Operations, who: Viewer, asked: Annotated[Listing, Query()]) -> Done:
-    """Count the letters that a retry or discard would change."""
+@router.post("/preview")
+def preview(operations: Operations, who: Operator, asked: Listing) -> Done:
+    """Count the letters that a retry or discard would change, by a look at the queue."""
     _, dead = queues_of(asked.queue)
     entry = Entry("discard", dead, None, who.name, "")
     return operations.preview_letters(entry, asked.selection(asked.limit))
 
 
-@router.get("/letter", response_model=dict[str, Any])
-def show(
-    operations: Operations, database: Sessions, who: Operator, *, queue: QueueName, message_id: MessageId
-) -> Response:
-    """Show one dead letter with its headers and its body; the audit notes who read it."""
-    _, dead = queues_of(queue)
-    told = operations.show_letter(dead, message_id)
+@router.post("/reveal", response_model=dict[str, Any])
+def reveal(operations: Operations, database: Sessions, who: Operator, asked: RevealLetter) -> Response:
+    """Show one dead letter with its headers and its body, by a look at the queue; the audit notes who read it."""
+    _, dead = queues_of(asked.queue)
+    told = operations.show_letter(dead, asked.message_id)
     with database.session() as connection:
-        note_reveal(connection, database.schema, message_id, by=who.name)
+        note_reveal(connection, database.schema, asked.message_id, by=who.name, why=asked.reason)
     return Response(printable_json(orjson.dumps(told).decode()), media_type="application/json")
 
 
-@router.get(
+@router.post(
     "/export",
     response_class=Response,
     responses={200: {"description": "One letter a line.", "content": {"application/jsonl": {}}}},
 )
-def export_(settings: Configured, database: Sessions, who: Operator, asked: Annotated[Listing, Query()]) -> Response:
-    """Return letters as JSON Lines; they stay where they are, and the audit notes who read the queue."""
+def export_(settings: Configured, database: Sessions, who: Operator, asked: Export) -> Response:
+    """Return letters as JSON Lines, by a look at the queue; the audit notes who read it."""
     _, dead = queues_of(asked.queue)
     lines = BytesIO()
     asyncio.run(export(settings.broker, dead, asked.selection(asked.limit), lines))
     with database.session() as connection:
-        note_reveal(connection, database.schema, dead, by=who.name)
+        note_reveal(connection, database.schema, dead, by=who.name, why=asked.why.strip() or None)
     return Response(lines.getvalue(), media_type="application/jsonl")
 
 

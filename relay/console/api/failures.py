@@ -3,21 +3,34 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from pydantic import Field
 
-from relay.console.api.parameters import QueueName
-from relay.console.given import Operations, Viewer
+from relay.console.api.parameters import Closed, QueueName
+from relay.console.given import Operations, Operator, Viewer
 from relay.operations.results import Failures
 
 router = APIRouter(prefix="/failures", tags=["failures"])
 
 
+class Listing(Closed):
+    """Which groups."""
+
+    held: Annotated[bool, Field(description="Also the messages that consumers of this database hold.")] = False
+
+
+class Look(Listing):
+    """Which queues to look at, too."""
+
+    queue: Annotated[tuple[QueueName, ...], Field(max_length=10, description="Also the dead letters of these.")]
+
+
 @router.get("")
-def list_(
-    operations: Operations,
-    _: Viewer,
-    *,
-    queue: Annotated[tuple[QueueName, ...], Query(max_length=10, description="Also the dead letters of these.")] = (),
-    held: Annotated[bool, Query(description="Also the messages that consumers of this database hold.")] = False,
-) -> Failures:
-    """List groups: parked rows, routes in quarantine, and what consumers keep."""
-    return operations.list_failures(queue, with_held=held)
+def list_(operations: Operations, _: Viewer, asked: Annotated[Listing, Query()]) -> Failures:
+    """List groups: parked rows, routes in quarantine, and with `held` what consumers hold."""
+    return operations.list_failures((), with_held=asked.held)
+
+
+@router.post("/look")
+def look(operations: Operations, _: Operator, asked: Look) -> Failures:
+    """List groups, those of dead letters included: a look takes letters out of their queue for a moment."""
+    return operations.list_failures(asked.queue, with_held=asked.held)

@@ -14,6 +14,7 @@ from relay.console.api.parameters import (
     Closed,
     Cursor,
     Limit,
+    MaybeReasoned,
     Paced,
     ParkedFilter,
     RowName,
@@ -51,6 +52,12 @@ class ParkedPage(Closed):
     rows: list[Parked]
     total: Annotated[int, Field(description="Over all pages.")]
     next: Annotated[str | None, Field(description="The cursor of the next page; null on the last one.")]
+
+
+class RevealRow(MaybeReasoned):
+    """How much of a row's payload to read, and why."""
+
+    full: Annotated[bool, Field(description="The whole payload, not only its first 1000 characters.")] = False
 
 
 class Change(ParkedFilter, Paced):
@@ -91,19 +98,12 @@ def preview(operations: Operations, _: Viewer, asked: Annotated[Foreseen, Query(
     return operations.preview_parked(asked.kind, asked.selection(asked.limit))
 
 
-@router.get("/{row}")
-def show(
-    request: Request,
-    database: Sessions,
-    who: Operator,
-    *,
-    row: RowName,
-    full: Annotated[bool, Query(description="The whole payload, not only its first 1000 characters.")] = False,
-) -> ParkedMessage:
+@router.post("/{row}/reveal")
+def reveal(request: Request, database: Sessions, who: Operator, *, row: RowName, asked: RevealRow) -> ParkedMessage:
     """Show one parked or discarded row with its payload, whose bytes are base64; the audit notes who read it."""
     with database.session() as connection, connection.transaction():
-        shown = within(request, connection).show_parked(row_id(row), is_full=full)
-        note_reveal(connection, database.schema, str(shown.id), by=who.name)
+        shown = within(request, connection).show_parked(row_id(row), is_full=asked.full)
+        note_reveal(connection, database.schema, str(shown.id), by=who.name, why=asked.reason)
     return shown
 
 

@@ -33,19 +33,30 @@ from tests.support.proxy import Act, Way
 __all__ = ["audit", "client", "inbox", "letters", "queue", "table"]  # fixtures
 
 
-async def test_letters_are_listed_and_shown(program: Program, letters: Letters) -> None:
+async def test_letters_are_looked_at_and_revealed(program: Program, letters: Letters, audit: Audit) -> None:
     ids = await letters.put_all(3)
     name = letters.queue.name
 
-    listed = (await program.get("/dead-letters", queue=name, limit=2)).json()
-    shown = await program.get("/dead-letters/letter", queue=name, message_id=ids[1])
-    hidden = await program.as_(Role.VIEWER).get("/dead-letters/letter", queue=name, message_id=ids[1])
-    saved = (await program.get("/dead-letters/export", queue=name)).text
+    listed = (await program.post("/dead-letters/look", {"queue": name, "limit": 2})).json()
+    shown = await program.post("/dead-letters/reveal", {"queue": name, "message_id": ids[1], "why": "a call"})
+    saved = (await program.post("/dead-letters/export", {"queue": name, "why": "an archive"})).text
 
     assert [each["message_id"] for each in listed["letters"]] == ids[:2]
     assert (listed["messages"], listed["matched"]) == (3, 2)
-    assert (shown.json()["message_id"], hidden.status_code) == (ids[1], 403)
+    assert shown.json()["message_id"] == ids[1]
     assert [orjson.loads(line)["message_id"] for line in saved.splitlines()] == ids
+    noted = audit.execute("SELECT target, done_by, why FROM outbox.operator_audit ORDER BY id").fetchall()
+    assert [tuple(each.values()) for each in noted] == [
+        (ids[1], "program-owner", "a call"),
+        (f"{name}.dead", "program-owner", "an archive"),
+    ]
+
+
+@pytest.mark.parametrize("path", ["look", "preview", "reveal", "export"])
+async def test_a_viewer_looks_at_no_letter(program: Program, path: str) -> None:
+    answer = await program.as_(Role.VIEWER).post(f"/dead-letters/{path}", {"queue": "billing", "message_id": "1"})
+
+    assert answer.status_code == 403
 
 
 async def test_letters_are_sent_back_by_a_job_which_is_ordered_once(program: Program, letters: Letters) -> None:
@@ -69,7 +80,7 @@ async def test_letters_are_sent_back_by_a_job_which_is_ordered_once(program: Pro
 async def test_a_group_of_letters_is_sent_back(program: Program, letters: Letters) -> None:
     await letters.put(1, exception="OutOfPaper")
     other = await letters.put(2, exception="OutOfInk")
-    groups = (await program.get("/failures", queue=letters.queue.name)).json()["groups"]
+    groups = (await program.post("/failures/look", {"queue": [letters.queue.name]})).json()["groups"]
     (group,) = [each["id"] for each in groups if "OutOfPaper" in each["cause"]]
 
     job = await program.job(

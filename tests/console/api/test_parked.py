@@ -41,19 +41,19 @@ async def test_filters_select(program: Program, rows: Rows) -> None:
 async def test_a_payload_is_shown_to_an_operator_and_to_no_viewer(program: Program, rows: Rows) -> None:
     row = rows.parked(payload=None, payload_bytes=b"\x00\xff")
 
-    shown = await program.as_(Role.OPERATOR).get(f"/parked/{row}")
-    refused = await program.as_(Role.VIEWER).get(f"/parked/{row}")
+    shown = await program.as_(Role.OPERATOR).post(f"/parked/{row}/reveal", {"why": "a call"})
+    refused = await program.as_(Role.VIEWER).post(f"/parked/{row}/reveal", {})
 
     assert shown.json()["payload_bytes"] == "AP8="
     assert refused.status_code == 403
-    audit = rows.connection.execute("SELECT command, target, done_by FROM outbox.operator_audit").fetchall()
-    assert audit == [("message reveal", str(row), "program-operator")]
+    audit = rows.connection.execute("SELECT command, target, done_by, why FROM outbox.operator_audit").fetchall()
+    assert audit == [("message reveal", str(row), "program-operator", "a call")]
 
 
 async def test_a_row_that_is_not_parked_is_not_found(program: Program, rows: Rows) -> None:
     row = rows.pending()
 
-    answer = await program.get(f"/parked/{row}")
+    answer = await program.post(f"/parked/{row}/reveal", {})
 
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "application/problem+json")
     assert answer.json() == {

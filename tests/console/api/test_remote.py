@@ -149,6 +149,19 @@ async def test_letters_are_sent_back_and_thrown_away_by_the_console(ends: Ends, 
     assert [each.message_id for each in await letters.consumed()] == ids[:3]
 
 
+async def test_letters_are_looked_at_by_the_console(ends: Ends, letters: Letters, audit: Audit) -> None:
+    ids = await letters.put_all(2)
+    commands = (("dead-letters", "list", QUEUE), ("failures", "list", "--queue", QUEUE))
+
+    for command in commands:
+        assert await ends.there(*command) == await ends.here(*command), command
+    shown = await ends.there("dead-letters", "show", QUEUE, ids[1], "--output", "json")
+
+    assert json.loads(shown.out)["message_id"] == ids[1]
+    noted = audit.execute("SELECT target, done_by FROM outbox.operator_audit").fetchall()
+    assert noted == [{"target": ids[1], "done_by": "program-owner"}]
+
+
 async def test_letters_are_sent_back_in_stages_by_the_console(ends: Ends, letters: Letters, audit: Audit) -> None:
     await letters.put_all(3)
     careful = ("--stages", "1,all", "--stop-when-failing", "0%")

@@ -33,13 +33,17 @@ async def test_the_role_may_do_what_operators_do(
         "/nodes",
         "/pool/status",
         "/parked",
-        f"/parked/{row}",
         "/parked/preview",
         "/quarantine",
         "/lanes",
     )
     letter: dict[str, object] = {"queue": DEAD, "message_ids": ["id-0"], "why": "mended"}
     writes: tuple[tuple[str, dict[str, object]], ...] = (
+        (f"/parked/{row}/reveal", {}),
+        ("/dead-letters/look", {"queue": DEAD}),
+        ("/dead-letters/reveal", {"queue": DEAD, "message_id": "id-0"}),
+        ("/dead-letters/export", {"queue": DEAD}),
+        ("/failures/look", {"queue": [DEAD]}),
         ("/parked/retry", {"ids": [str(row)]}),
         ("/parked/discard", {"all": True, "why": "wrong"}),
         ("/quarantine/probe", {}),
