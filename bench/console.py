@@ -37,7 +37,7 @@ LOOK_SECONDS = 60.0  # that the broker takes for the letters, and the console fo
 CAUSES = 40  # as many groups
 CONSUMED, DEAD = "bench.orders", "bench.orders.dead"
 BODY = b'{"order": 1}'
-TOKEN = re.compile(r'name="token" value="([0-9a-f]{64})"')
+TOKEN = re.compile(r"\?token=(\S+)")
 LETTERS = re.compile(r'href="/failures/([0-9a-f]{12})">RuntimeError')
 
 # A trigger notes the cause of each row: tens of seconds for a million.
@@ -91,7 +91,7 @@ def measure(
         with run.status(f"giving up {letters:,} messages"):
             asyncio.run(give_up(servers.broker_url, letters))
             wait_for(lambda: queue.depth(servers.broker_url, DEAD) == letters, "the letters are there", LOOK_SECONDS)
-        with serving(servers) as address, httpx.Client(base_url=address, timeout=60) as client:
+        with serving(servers) as (address, token), asking(address, token) as client:
             time.sleep(SETTLE)
             paths.append(look(client))
             pages.measure({path: partial(answer, client, path, requests) for path in paths}, rounds)
@@ -148,14 +148,7 @@ async def give_up(broker_url: str, letters: int) -> None:
 
 def look(client: httpx.Client) -> str:
     """Look at the dead letters; return the page of their group."""
-    page = client.get("/failures")
-    token = TOKEN.search(page.text)
-    if token is None:
-        raise BenchmarkError("the page of failures has no form")
-    form = {"token": token[1], "queue": CONSUMED}
-    # The cookie is for https alone, but for browsers on loopback.
-    headers = {"Origin": str(client.base_url), "Cookie": page.headers["Set-Cookie"].partition(";")[0]}
-    if client.post("/failures/looks", data=form, headers=headers).status_code != HTTPStatus.SEE_OTHER:
+    if client.post("/failures/looks", data={"queue": CONSUMED}).status_code != HTTPStatus.SEE_OTHER:
         raise BenchmarkError("the console does not look at the dead letters")
     ends = time.monotonic() + LOOK_SECONDS
     while (group := LETTERS.search(client.get("/failures").text)) is None:
@@ -166,8 +159,8 @@ def look(client: httpx.Client) -> str:
 
 
 @contextmanager
-def serving(servers: Servers) -> Iterator[str]:
-    """Yield the address of a console that has no login."""
+def serving(servers: Servers) -> Iterator[tuple[str, str]]:
+    """Yield the address of a console that has no login, and the token of its start."""
     listen = f"127.0.0.1:{free_port()}"
     config = Path(servers.folder, "relay.toml")
     config.write_text(f'[[topology.queues]]\nname = "{CONSUMED}"\n')
@@ -178,12 +171,21 @@ def serving(servers: Servers) -> Iterator[str]:
         "RELAY_CONSOLE_LISTEN": listen,
         "RELAY_CONFIG": str(config),
     }
-    process = Process([SCRIPTS / "relay", "console"], log=Path(servers.folder, "console.log"), environment=environment)
+    log = Path(servers.folder, "console.log")
+    process = Process([SCRIPTS / "relay", "console"], log=log, environment=environment)
     try:
         process.wait_until(lambda: is_there(f"http://{listen}"), START_SECONDS)
-        yield f"http://{listen}"
+        printed = TOKEN.search(log.read_text())
+        if printed is None:
+            raise BenchmarkError("the console has not printed its address")
+        yield f"http://{listen}", printed[1]
     finally:
         process.stop(signal.SIGTERM)
+
+
+def asking(address: str, token: str) -> httpx.Client:
+    """Return a client that brings the token."""
+    return httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}, timeout=60)
 
 
 def is_there(address: str) -> bool:

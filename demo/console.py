@@ -1,4 +1,7 @@
-"""`python -m demo.console`: the web console on the data of the demo, with a relay, until Ctrl-C."""
+"""`python -m demo.console`: the web console on the data of the demo, with a relay, until Ctrl-C.
+
+The console itself prints the address to open, as it has a token.
+"""
 
 import logging
 import subprocess
@@ -42,7 +45,7 @@ def serve(report: Report) -> int:
             migrate(settings.database)
             queue.declare(settings.broker)
         with stages.running_relay(environment):
-            report.say(f"The console is at http://{settings.console.listen}; Ctrl-C ends it")
+            report.say("Open the address that the console prints; Ctrl-C ends it")
             return subprocess.run([RELAY, "console"], env=environment, check=False).returncode
 
 

@@ -40,7 +40,7 @@ def console(*, options: Options = Options()) -> ExitCode:
         from relay.console.serve import serve  # noqa: PLC0415
     loaded = options.load()
     log.set_up(loaded.settings.log)
-    asyncio.run(serve(loaded.settings, loaded.file))
+    asyncio.run(serve(loaded.settings, loaded.file, lambda address: say(f"open {address}")))
     return ExitCode.DONE
 
 

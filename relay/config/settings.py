@@ -212,7 +212,7 @@ class WireKind(StrEnum):
 class Authentication(StrEnum):
     """How the console knows who uses it."""
 
-    NONE = "none"  # each user of this host is an owner
+    NONE = "none"  # who has the token of the start is an owner
     PASSWORD = "password"  # noqa: S105  (a name and a password of the file console.users)
     PROXY = "proxy"  # a proxy says it in headers
     OIDC = "oidc"  # an OpenID Connect provider says it
@@ -390,7 +390,7 @@ class ConsoleSettings(Section):
     origin: Origin = ""
     """what browsers have before the path, `https://relay.example.org`; empty: the address of `listen`"""
     authentication: Authentication = Authentication.NONE
-    """none: each user of this host; password: a file; proxy: headers; oidc: OpenID Connect"""
+    """none: a token that the start prints; password: a file; proxy: headers; oidc: OpenID Connect"""
     read_only: bool = False
     """nobody can change anything by the console"""
     statement_timeout: Seconds = 2.0

@@ -9,8 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from relay.config.settings import Authentication
 from relay.console.access.identity import LoginNeededError, RefusedError
-from relay.console.templates import WITH_LOGIN, landing, page
+from relay.console.access.start_token import WORDS
+from relay.console.templates import landing, page
 from relay.errors import (
     AccessError,
     BusyError,
@@ -45,9 +47,12 @@ async def answer_error(request: Request, error: Exception) -> Response:
     """Return what is answered to a request that failed with an error of ours."""
     if not isinstance(error, OutboxError):
         raise error
-    if isinstance(error, LoginNeededError) and (way := _to_login(request)) is not None:
+    if not isinstance(error, LoginNeededError):
+        return _answer(request, status_of(error), scrub(str(error)))
+    if (way := _to_login(request)) is not None:
         return way
-    return _answer(request, status_of(error), scrub(str(error)))
+    has_start_token = request.app.state.access.start is not None
+    return _answer(request, error.status, WORDS if has_start_token else str(error))
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
@@ -98,9 +103,11 @@ def _answer(request: Request, status: HTTPStatus, words: str, headers: Mapping[s
 def _to_login(request: Request) -> Response | None:
     """Return the way to the login for a browser that opens a page; None for other requests."""
     authentication = request.app.state.settings.console.authentication
-    if authentication not in WITH_LOGIN or request.method != "GET" or request.url.path.startswith((API, LIVE)):
+    if authentication is Authentication.PROXY or request.method != "GET" or request.url.path.startswith((API, LIVE)):
         return None
     here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     if request.headers.get("Sec-Fetch-Site") == "cross-site":  # the session's cookie may be there, and was not sent
         return landing(here)
+    if authentication is Authentication.NONE:
+        return None
     return RedirectResponse(f"/login?next={quote(here, safe='')}", HTTPStatus.SEE_OTHER)

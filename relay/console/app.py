@@ -17,6 +17,7 @@ from relay.config.settings import Settings
 from relay.console.access.access import Access
 from relay.console.access.bounds import BoundedApp
 from relay.console.access.headers import GuardedApp
+from relay.console.access.start_token import EnteredApp
 from relay.console.access.tokens import TokenFile, with_tokens
 from relay.console.access.writes import guard_writes, origins
 from relay.console.answers import answer_bug, answer_error, answer_http_error, answer_invalid
@@ -90,6 +91,11 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     consumers, looks = Consumers(settings, database), Looks(settings.broker)
     operations = operations_of(settings, file, database)
     failure_groups = FailureGroups(lambda: operations.list_failures((), with_held=True).groups)
+    tokens = [TokenFile(settings.console.tokens).owner_of]
+    entrance = []
+    if access.start is not None:
+        tokens.insert(0, access.start.owner_of)
+        entrance.append(Middleware(EnteredApp, token=access.start, sessions=access.sessions))
     app = FastAPI(
         title="Outbox relay",
         version=__version__,
@@ -101,6 +107,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
         dependencies=[Depends(guard_writes)],
         middleware=[
             Middleware(GuardedApp, origins=origins(settings.console), answer_bug=answer_bug),
+            *entrance,
             Middleware(BoundedApp, answer=answer_error),
         ],
         exception_handlers={
@@ -123,7 +130,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     app.state.consumers = consumers
     app.state.looks = looks
     app.state.access = access
-    app.state.identify = with_tokens(access.identify, TokenFile(settings.console.tokens))
+    app.state.identify = with_tokens(access.identify, *tokens)
     for each in (login, overview, messages, failures, jobs, replay, reconcile, routes, nodes, upkeep, doctor, audit):
         app.include_router(each.router)
     app.include_router(api)

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from relay.broker.hosts import broker_urls
 from relay.config.settings import Settings
+from relay.console.access.access import Access
 from relay.console.access.requirements import check_access
 from relay.console.app import make_app
 from relay.console.connections import LimitedProtocol
@@ -25,8 +26,11 @@ GOODBYE = 5  # seconds for the requests that are being answered
 log = get_logger(__name__)
 
 
-async def serve(settings: Settings, file: Path | None = None) -> None:
+async def serve(settings: Settings, file: Path | None, show: Callable[[str], None]) -> None:
     """Answer requests until SIGTERM or SIGINT.
+
+    Args:
+        show: gets the address to open, if it has a token. A log does not have it, as others may read that.
 
     Raises:
         ConfigurationError: a server has no URL, or the address cannot be had, or would let in users whom nobody has
@@ -38,11 +42,14 @@ async def serve(settings: Settings, file: Path | None = None) -> None:
     listener = listen(settings.console.listen)
     app = make_app(settings, file)
     sampler: Sampler = app.state.sampler
+    access: Access = app.state.access
     server = Server(served(app))
     stopping = asyncio.Event()
     running = asyncio.create_task(server.serve([listener]), name="console")
     with stopped_by_signals(lambda _: stopping.set(), running):
         log.info("console.listening", address=settings.console.listen)
+        if access.start is not None:
+            show(access.start.address(settings.console.origin or f"http://{settings.console.listen}"))
         ending = asyncio.create_task(_end(stopping, sampler, server), name="ending")
         try:
             await running

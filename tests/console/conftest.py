@@ -25,7 +25,7 @@ def counts_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    """A browser of a console without authentication."""
+    """A browser of a console without authentication, which has brought the token of its start."""
     async with running(settings) as app, browser(app) as client:
         yield client
 

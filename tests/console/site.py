@@ -7,15 +7,19 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 from fastapi import FastAPI
 
 from relay.config.settings import Authentication, ConsoleSettings, Settings
-from relay.console.access.identity import Role
+from relay.console.access.access import Access
+from relay.console.access.cookie import NAME
+from relay.console.access.identity import Identity, Role
 from relay.console.access.passwords import PasswordFile
 from relay.console.app import make_app
 from relay.console.serve import Server, served
+from relay.jobs.job import operator
 
 ORIGIN = "https://relay.test"
 PASSWORD = "correct horse battery"  # of every user here
@@ -32,9 +36,38 @@ async def running(settings: Settings, **console: Any) -> AsyncIterator[FastAPI]:
 
 
 def browser(app: FastAPI, *, address: str = "127.0.0.1", origin: str = ORIGIN) -> httpx.AsyncClient:
+    """Return a browser at this address, without cookies but for that of a user who has brought the start's token."""
+    client = stranger(app, address=address, origin=origin)
+    access: Access = app.state.access
+    if access.start is not None:
+        session = access.sessions.begin(Identity(operator(), Role.OWNER))
+        client.cookies.set(NAME, session, domain=str(urlsplit(origin).hostname))
+    return client
+
+
+def stranger(app: FastAPI, *, address: str = "127.0.0.1", origin: str = ORIGIN) -> httpx.AsyncClient:
     """Return a browser without cookies, at this address."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 50_000))
     return httpx.AsyncClient(transport=transport, base_url=origin)
+
+
+class Address(str):
+    """Where a console listens.
+
+    Attributes:
+        entrance: what a browser opens first.
+        token: of the start; empty where users log in.
+    """
+
+    entrance: str
+    token: str
+
+    @classmethod
+    def of(cls, address: str, access: Access) -> "Address":
+        found = cls(address)
+        found.entrance = address if access.start is None else access.start.address(address)
+        found.token = found.entrance.partition("token=")[2]
+        return found
 
 
 def users(folder: Path) -> dict[str, Any]:
@@ -70,7 +103,7 @@ async def log_in(client: httpx.AsyncClient, name: str, password: str = PASSWORD,
 
 
 @asynccontextmanager
-async def serving(settings: Settings, **console: Any) -> AsyncIterator[str]:
+async def serving(settings: Settings, **console: Any) -> AsyncIterator[Address]:
     """Yield the address of a console that listens on loopback, as `relay console` does."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -79,7 +112,7 @@ async def serving(settings: Settings, **console: Any) -> AsyncIterator[str]:
         server = Server(served(app))
         running = asyncio.create_task(server.serve([listener]), name="served console")
         try:
-            yield address
+            yield Address.of(address, app.state.access)
         finally:
             await app.state.sampler.stop()
             server.should_exit = True

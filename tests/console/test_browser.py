@@ -54,6 +54,8 @@ async def test_the_pages_fit_a_desk_and_a_phone_and_keep_to_the_policy(
     filled = fill(database_url)
     async with serving(settings) as address, window(chromium, width=width, dark=dark) as context:
         page = await context.new_page()
+        await page.goto(address.entrance)
+        assert page.url == f"{address}/"
         for path in await pages(page, address, filled):
             await page.goto(address + path)
             await expect(page.locator("main h1").first).to_be_visible()
@@ -67,7 +69,7 @@ async def test_axe_finds_nothing_to_mend_by_day_and_by_night(
     filled = fill(database_url)
     async with serving(settings, **users(tmp_path)) as address:
         page = await chromium.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce")
-        await page.goto(address)
+        await page.goto(address.entrance)
         found = await violations(page)
         await log_in(page, Role.OWNER)
         for path in (*await pages(page, address, filled), "/messages?since=yesterday", "/nowhere"):
@@ -98,7 +100,7 @@ async def violations(page: Page) -> list[str]:
 async def test_the_figures_move_without_a_reload(chromium: Browser, settings: Settings, database_url: str) -> None:
     async with serving(settings) as address, window(chromium) as context:
         page = await context.new_page()
-        await page.goto(address)
+        await page.goto(address.entrance)
         await expect(page.locator(".verdict")).to_contain_text("no relay is alive", timeout=30_000)
         waiting(database_url, "parked", 3)
 
@@ -109,7 +111,7 @@ async def test_reading_and_acting_need_no_script(chromium: Browser, settings: Se
     parked(database_url, "a secret")
     async with serving(settings) as address, window(chromium, scripts=False) as context:
         page = await context.new_page()
-        await page.goto(address)
+        await page.goto(address.entrance)
         await page.get_by_role("link", name="See what failed, and retry it").click()
         await page.locator("tbody a").first.click()
         await page.locator("tbody a").first.click()
@@ -127,6 +129,7 @@ async def test_a_route_and_a_lane_are_paused_and_resumed(
         rows.quarantined("gone")
     async with serving(settings) as address, window(chromium, width=width, scripts=scripts) as context:
         page = await context.new_page()
+        await page.goto(address.entrance)
         await page.goto(f"{address}/routes")
         await page.get_by_label("Routing key").fill("later")
         await page.get_by_label("Why the route waits").fill("billing is restored")
@@ -139,7 +142,7 @@ async def test_a_route_and_a_lane_are_paused_and_resumed(
         assert not await has_overflow(page)
         await page.goto(f"{address}/nodes")
         await expect(page.locator(".lanes .paused")).to_contain_text("paused by")
-        await page.goto(address)
+        await page.goto(address.entrance)
         await eventually(lambda: _has_link(page), "the overview leads to the pauses")
         await page.get_by_role("link", name="See what is paused, and resume it").first.click()
         await page.get_by_role("button", name="Resume route 2").click()
@@ -173,7 +176,7 @@ async def test_a_link_of_another_site_opens_the_page_with_the_session(
 ) -> None:
     async with serving(settings, **users(tmp_path)) as address, window(chromium) as context:
         page = await context.new_page()
-        await page.goto(address)
+        await page.goto(address.entrance)
         await log_in(page, Role.VIEWER)
         await expect(page.locator(".verdict")).to_be_visible()
         await page.goto("data:text/html,<a href='" + address + "/nodes'>there</a>")

@@ -130,7 +130,7 @@ async def test_a_route_without_a_queue_is_tried_once_the_queue_is_bound(
     )
     async with serving(settings) as address, window(chromium, scripts=scripts) as context:
         operator = Operator(page := await context.new_page(), scripts)
-        await page.goto(address)
+        await page.goto(address.entrance)
         await operator.sees(f"exchange '{EXCHANGE}', routing key '{ROUTING_KEY}' does not work", ".verdict")
         await operator.follow("See the route, and try it")
         await operator.reads(ROUTING_KEY, QUARANTINED)
@@ -160,7 +160,7 @@ async def test_rows_that_were_too_large_are_retried_in_stages_once_the_limit_is_
     await eventually(lambda: states(rows) == {"parked"}, "the others are held behind them")
     async with serving(settings) as address, window(chromium) as context:
         operator = Operator(page := await context.new_page())
-        await page.goto(address)
+        await page.goto(address.entrance)
         await operator.sees(f"{KEYS} parked, {KEYS * ROWS} held behind them", ".verdict")
         await operator.follow("See what failed, and retry it")
         await expect(page.locator("tbody tr")).to_contain_text(["parked"])
@@ -196,7 +196,7 @@ async def test_a_customer_gets_what_was_sent_once_more(
     before = await assert_delivered_once_and_in_order(database_url, broker_url)
     async with serving(settings, **users(tmp_path)) as address, window(chromium) as context:
         operator = Operator(page := await context.new_page())
-        await page.goto(address)
+        await page.goto(address.entrance)
         await log_in(page, Role.OPERATOR)
         await operator.follow("Replay")
         await operator.fill("Type of key", "invoice")
@@ -221,7 +221,7 @@ async def test_a_row_that_nobody_needs_is_archived(
     parked(database_url, "too large")
     async with serving(settings) as address, window(chromium, scripts=scripts) as context:
         operator = Operator(page := await context.new_page(), scripts)
-        await page.goto(address)
+        await page.goto(address.entrance)
         await operator.follow("See what failed, and retry it")
         await operator.follow("too large")
         await operator.fill("Why", "a test wrote it")

@@ -53,7 +53,7 @@ async def test_a_poison_group_of_dead_letters_is_sent_back(
         address = await stack.enter_async_context(serving(with_queue(settings, QUEUE)))
         context = await stack.enter_async_context(window(chromium, scripts=scripts))
         page = await context.new_page()
-        await page.goto(address)
+        await page.goto(address.entrance)
         await shows(page, f"3 dead letters in {QUEUE}.dead")
 
         await page.get_by_role("link", name="See why, and retry them").click()
@@ -100,7 +100,7 @@ async def test_a_lagging_consumer_tries_now_what_it_holds_for_an_hour(
         await queue.send_all(range(5))
         await eventually(lambda: consumer.counters.held == 5, "one is held, and four behind it")
         page = await context.new_page()
-        await page.goto(address)
+        await page.goto(address.entrance)
         await shows(page, "consumer projection holds 5 messages of 1 key")
 
         await page.get_by_role("link", name="See why, and let it try now").click()

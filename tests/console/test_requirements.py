@@ -23,7 +23,7 @@ def test_beyond_loopback_it_needs_authentication(tmp_path: Path, address: str) -
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8420", "127.8.8.8:8420", "[::1]:8420", "localhost:8420"])
-def test_on_loopback_it_needs_none(address: str) -> None:
+def test_on_loopback_the_token_of_its_start_is_enough(address: str) -> None:
     check_access(ConsoleSettings(listen=address))
 
 

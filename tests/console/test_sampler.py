@@ -12,7 +12,7 @@ from relay.config.settings import DatabaseSettings, Settings
 from relay.console.access.identity import Role
 from relay.console.sampler import Sampler
 from tests.console.rows import waiting
-from tests.console.site import browser, log_in, post, running, serving, session_cookie, token_of, users
+from tests.console.site import Address, browser, log_in, post, running, serving, session_cookie, token_of, users
 from tests.support.eventually import eventually
 
 BROWSERS = 100
@@ -28,6 +28,11 @@ async def open_page(address: str, headers: dict[str, str] | None = None) -> Asyn
     ):
         assert answer.status_code == 200
         yield answer.aiter_lines()
+
+
+def brought(address: Address) -> dict[str, str]:
+    """Return the headers of a program that has the token of the start."""
+    return {"Authorization": f"Bearer {address.token}"}
 
 
 async def events(lines: AsyncIterator[str], number: int) -> str:
@@ -57,9 +62,9 @@ async def test_a_hundred_open_pages_cost_the_database_no_more_than_one(
     name = database_url.rpartition("/")[2].partition("?")[0]
     elsewhere = database_url.replace(name, "postgres")  # so that asking does not count
 
-    async def cost(address: str, browsers: int) -> int:
+    async def cost(address: Address, browsers: int) -> int:
         async with AsyncExitStack() as pages:
-            open_ = [await pages.enter_async_context(open_page(address)) for _ in range(browsers)]
+            open_ = [await pages.enter_async_context(open_page(address, brought(address))) for _ in range(browsers)]
             await asyncio.gather(*(events(lines, 2) for lines in open_))
             before = transactions(elsewhere, name)
             await asyncio.gather(*(events(lines, LOOKS) for lines in open_))
@@ -80,7 +85,7 @@ async def test_each_of_a_hundred_open_pages_shows_what_has_changed(settings: Set
             pass
 
     async with serving(settings) as address, AsyncExitStack() as pages:
-        open_ = [await pages.enter_async_context(open_page(address)) for _ in range(BROWSERS)]
+        open_ = [await pages.enter_async_context(open_page(address, brought(address))) for _ in range(BROWSERS)]
         before = await asyncio.gather(*(events(lines, 1) for lines in open_))
         waiting(database_url, "parked", 3)
         await asyncio.wait_for(asyncio.gather(*map(changed, open_)), 30)

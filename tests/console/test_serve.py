@@ -15,7 +15,7 @@ from tests.support.eventually import eventually
 from tests.support.process import free_port, is_listening
 
 
-async def test_sigterm_ends_it_with_0_also_while_a_page_is_open(settings: Settings, tmp_path: Path) -> None:
+async def test_it_prints_its_address_and_ends_with_0_while_a_page_is_open(settings: Settings, tmp_path: Path) -> None:
     port = free_port()
     environment = Command(
         tmp_path,
@@ -28,13 +28,17 @@ async def test_sigterm_ends_it_with_0_also_while_a_page_is_open(settings: Settin
         return is_listening(port)
 
     process = await asyncio.create_subprocess_exec(
-        RELAY, "console", env=environment, cwd=tmp_path, stderr=asyncio.subprocess.PIPE
+        RELAY, "console", env=environment, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
         await eventually(listens, "the console listens", 60)
+        assert process.stdout is not None
+        printed = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+        address = printed.removeprefix("open ").strip()
         async with (
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
-            client.stream("GET", "/live") as stream,
+            # The cookie is for https alone, but for browsers on loopback.
+            client.stream("GET", "/live", headers={"Cookie": await session(client, address)}) as stream,
         ):
             lines = stream.aiter_lines()
             assert (await anext(lines)) == "event: verdict"
@@ -48,6 +52,13 @@ async def test_sigterm_ends_it_with_0_also_while_a_page_is_open(settings: Settin
 
     assert process.returncode == 0, log.decode()
     assert b"console.listening" in log
+    assert address.startswith(f"http://127.0.0.1:{port}/?token=")
+    assert address.partition("=")[2] not in log.decode()
+
+
+async def session(client: httpx.AsyncClient, address: str) -> str:
+    """Return the header `Cookie` of a browser that has opened the address."""
+    return (await client.get(address)).headers["Set-Cookie"].partition(";")[0]
 
 
 async def test_no_part_of_an_answer_waits_until_the_browser_has_got_the_one_before() -> None:

@@ -1,17 +1,18 @@
 """The access of one console: what its kind of authentication is made of."""
 
+import math
 from typing import assert_never
 
 from anyio import CapacityLimiter
 
 from relay.config.settings import Authentication, ConsoleSettings
 from relay.console.access.identity import Identifier
-from relay.console.access.local import identify_local
 from relay.console.access.login_limit import LoginLimit
 from relay.console.access.oidc import Provider
 from relay.console.access.passwords import MOST_CHECKS, PasswordFile
 from relay.console.access.proxy import proxy_identifier
 from relay.console.access.sessions import Sessions
+from relay.console.access.start_token import StartToken
 
 
 class Access:
@@ -24,6 +25,7 @@ class Access:
         checks: how many passwords are checked at once; others wait without a thread.
         provider: who knows the users, with authentication `oidc`.
         limit: of failed logins.
+        start: what a browser or a program has to bring, with authentication `none`.
     """
 
     def __init__(self, console: ConsoleSettings) -> None:
@@ -32,10 +34,13 @@ class Access:
         self.provider = Provider(console)
         self.limit = LoginLimit()
         self.sessions = Sessions(console.session_timeout)
+        self.start: StartToken | None = None
         self.identify: Identifier
         match console.authentication:
             case Authentication.NONE:
-                self.identify = identify_local
+                self.start = StartToken()
+                self.sessions = Sessions(math.inf)  # they end with the process, as the token does
+                self.identify = self.sessions.identify
             case Authentication.PROXY:
                 self.identify = proxy_identifier(console)
             case Authentication.PASSWORD:

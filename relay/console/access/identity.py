@@ -43,7 +43,7 @@ class Identity:
 
 
 class Identifier(Protocol):
-    """Finds out who sends a request: by a session, or by a proxy's headers."""
+    """Finds out who sends a request: by a session, a token, or a proxy's headers."""
 
     def __call__(self, request: Request, /) -> Awaitable[Identity | None]:
         """Return who it is; None for a request of nobody that we know."""

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 from starlette.requests import Request
@@ -104,8 +105,11 @@ def bearer_of(request: Request) -> str | None:
     return token.strip() if scheme.lower() == SCHEME else None
 
 
-def with_tokens(identify: Identifier, tokens: TokenFile) -> Identifier:
-    """Return an identifier that knows the tokens, too: a request with a token is of its owner, or of nobody.
+def with_tokens(identify: Identifier, *owners: Callable[[str], Identity | None]) -> Identifier:
+    """Return an identifier that knows tokens, too: a request with a token is of its owner, or of nobody.
+
+    Args:
+        owners: each returns the owner of a token that it knows.
 
     Raises:
         LoginNeededError: nobody has this token.
@@ -115,10 +119,10 @@ def with_tokens(identify: Identifier, tokens: TokenFile) -> Identifier:
         token = bearer_of(request)
         if token is None:
             return await identify(request)
-        owner = tokens.owner_of(token)
-        if owner is None:
-            raise LoginNeededError
-        return owner
+        for owner_of in owners:
+            if (owner := owner_of(token)) is not None:
+                return owner
+        raise LoginNeededError
 
     return identified
 
