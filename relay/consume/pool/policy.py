@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from relay.consume.apply.handlers import require_callable
 from relay.errors import ConfigurationError
 
+LEAST_TIMEOUT, MOST_TIMEOUT = 0.01, 86_400.0  # seconds; the table takes no other
+
 
 @dataclass(slots=True)
 class Partition:
@@ -37,9 +39,9 @@ class PoolPolicy:
             taken for dead (`Partition.is_lost`) calls it too late. Handlers write what must not be lost in their
             transaction.
         member: the name, unique in the pool; None: made of host, process and a random part.
-        check_in_timeout: seconds without a check-in after which a member is taken for dead.
+        check_in_timeout: seconds without a check-in after which a member is taken for dead; at most a day.
     Raises:
-        ConfigurationError: `check_in_timeout` is not above 0, or a hook cannot be called with a partition.
+        ConfigurationError: `check_in_timeout` is below 0.01 or above a day, or a hook takes no partition.
     """
 
     on_assigned: Hook | None = None
@@ -48,7 +50,9 @@ class PoolPolicy:
     check_in_timeout: float = 0.8
 
     def __post_init__(self) -> None:
-        if not self.check_in_timeout > 0:
-            raise ConfigurationError(f"check_in_timeout ({self.check_in_timeout}) is more than 0 seconds")
+        if not LEAST_TIMEOUT <= self.check_in_timeout <= MOST_TIMEOUT:
+            raise ConfigurationError(
+                f"check_in_timeout ({self.check_in_timeout}) is from {LEAST_TIMEOUT} to {MOST_TIMEOUT} seconds"
+            )
         for hook in filter(None, (self.on_assigned, self.on_revoked)):
             require_callable(hook, "hook", {"partition": "the partition"})

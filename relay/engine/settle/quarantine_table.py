@@ -79,7 +79,8 @@ SET_ASIDE_BEHIND = SQL("""
 """)
 
 NOTE_PROBE = SQL("""
-    UPDATE {schema}.quarantine SET probes = probes + 1, probed_at = now() WHERE id = %(route)s AND paused_at IS NULL
+    UPDATE {schema}.quarantine SET probes = least(probes + 1, 999999), probed_at = now()
+    WHERE id = %(route)s AND paused_at IS NULL
 """)
 KEY_OF_PENDING = SQL("""
     SELECT aggregate_type, aggregate_id, {key_role} FROM {schema}.message_pending WHERE lane = %(lane)s AND id = %(id)s

@@ -322,6 +322,12 @@ def test_more_than_one_worker_a_partition_and_keys_out_of_order_are_refused(
         PartitionedConsumer("billing", [count], inbox=inbox, broker=broker, failures=FailurePolicy(order="skip"))
 
 
+@pytest.mark.parametrize("timeout", [0, 1e-9, -1, float("nan"), float("inf")])
+def test_a_check_in_timeout_that_the_table_refuses_is_refused(timeout: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"check_in_timeout \(.*\) is from 0.01 to 86400.0 seconds"):
+        PoolPolicy(check_in_timeout=timeout)
+
+
 def let_read(pattern: str, broker: BrokerSettings, rabbitmq: RabbitServer) -> None:
     url = URL(broker.url.get_secret_value())
     rabbitmq.ctl("set_permissions", "-p", url.path[1:], str(url.user), ".*", ".*", pattern)
