@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from relay.bounded_values import bound_values
 from relay.cli.exit_code import ExitCode
 from relay.cli.job_runs import warn_of_returns
 from relay.cli.operations import RemoteOptions
@@ -16,7 +17,7 @@ from relay.errors import UsageError
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
 from relay.operate.failures import Group, Where, list_held_groups, read_group
-from relay.operate.session import bound_moments, in_words, limit_statements
+from relay.operate.session import in_words, limit_statements
 
 LIST_COLUMNS = (
     "group", "source", "count", "event", "place", "first", "last", "keys held", "retried", "cause",
@@ -95,7 +96,7 @@ def _held(inbox: InboxOptions, settings: Settings) -> list[Group]:
     try:
         with in_words(connection, lack, database.command_timeout, url="--inbox"):
             limit_statements(connection, database.command_timeout)
-            bound_moments(connection)
+            bound_values(connection)
             return list_held_groups(connection, database.schema_name)
     finally:
         connection.close()

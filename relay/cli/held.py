@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter, validators
 
+from relay.bounded_values import bound_values
 from relay.cli.consent import Audit
 from relay.cli.exit_code import ExitCode
 from relay.cli.operations import RemoteDatabaseOptions
@@ -33,6 +34,7 @@ def list_(
     lack = f"no held messages in schema {database.schema_name}"
     with connect(database) as connection, in_words(connection, lack, database.command_timeout):
         limit_statements(connection, database.command_timeout)
+        bound_values(connection)
         messages = list_held(connection, database.schema_name, consumer=consumer, limit=limit)
     if output == "json":
         print_json(messages)

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 import psycopg
 from psycopg_pool import ConnectionPool, PoolTimeout
 
+from relay.bounded_values import bound_values
 from relay.config.settings import ConsoleSettings, DatabaseSettings, Settings
 from relay.database import READ_COMMITTED, conninfo
 from relay.errors import DatabaseUnavailableError
 from relay.operate.reconcile.inbox import OWN, of_inbox
-from relay.operate.session import bound_moments, in_words, limit_statements
+from relay.operate.session import in_words, limit_statements
 
 MOST_CONNECTIONS = 8
 INBOX_URL = "console.inbox_url"
@@ -53,7 +54,7 @@ class Database:
     def _configure(self, connection: psycopg.Connection) -> None:
         connection.execute(READ_COMMITTED)
         limit_statements(connection, self._timeout)
-        bound_moments(connection)
+        bound_values(connection)
 
     def open(self) -> None:
         """Begin; an unreachable database is not waited for."""

@@ -18,7 +18,8 @@ async def ask_queue(connection: Connection, queue: str, within: float) -> QueueD
     """Return what the broker answers on a separate channel, which alone is closed when it refuses.
 
     Raises:
-        AMQPError, OSError, RuntimeError: there is no such queue, or no answer.
+        AMQPError, OSError, RuntimeError, ValueError: there is no such queue, no answer, or the AMQP library does not
+            take the name.
     """
     async with answer_within(f"count queue {queue}", within):
         channel = await open_channel(connection)
@@ -31,5 +32,5 @@ async def ready_count(connection: Connection, queue: str, within: float) -> int 
     """Return how many messages wait in a queue; `None`: there is no such queue, or no answer."""
     try:
         return (await ask_queue(connection, queue, within)).ready
-    except (AMQPError, OSError, RuntimeError):
+    except (AMQPError, OSError, RuntimeError, ValueError):
         return None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from relay.bounded_values import bound_values
 from relay.broker.connection import Connection, connect
 from relay.config.settings import Settings
 from relay.consume.failed.queues import dead_queue_name, partition_queue_name, partition_queue_names
@@ -79,6 +80,7 @@ async def read_status(
     """
     schema = settings.database.schema_name
     async with await connect_async(settings.database, application_name="relay pool status") as connection:
+        bound_values(connection)
         pools = await read_pools(connection, schema)
         master = await read_master(connection, schema)
     if missing := sorted(set(names) - {pool.name for pool in pools}):

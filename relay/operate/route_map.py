@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from aiormq.exceptions import AMQPError, ChannelNotFoundEntity
 
+from relay.bounded_values import bound_values
 from relay.broker.connection import Connection, connect, words
 from relay.config.settings import Settings
 from relay.config.topology import Binding
@@ -18,7 +19,7 @@ from relay.consume.pool.tables import read_pools
 from relay.consume.queue_depth import ask_queue
 from relay.database import connect_async
 from relay.engine.send.routes import DEFAULT_ROUTING_KEY
-from relay.errors import BrokerUnavailableError, OutboxError
+from relay.errors import BrokerUnavailableError, ConfigurationError, OutboxError
 from relay.scrub import scrub
 
 NOT_LISTED = "relay.toml lists no binding of this exchange"
@@ -59,13 +60,18 @@ class RouteMap:
 async def read_route_map(settings: Settings) -> RouteMap:
     """Return the ways with what waits in each queue; a server that does not answer is told in `error`."""
     errors: list[str] = []
-    queues: list[str] = []
+    in_pools: list[Way] = []
     try:
         async with await connect_async(settings.database, application_name="relay console") as database:
-            queues = [pool.queue for pool in await read_pools(database, settings.database.schema_name)]
+            bound_values(database)
+            for pool in await read_pools(database, settings.database.schema_name):
+                try:
+                    in_pools += _pool_ways(pool.queue)
+                except ConfigurationError as error:  # a member has written a name that no queue can have
+                    errors.append(f"pool {pool.name}: {error}")
     except OutboxError as error:
         errors.append(str(error))
-    ways = [*listed_ways(settings), *_pool_ways(queues)]
+    ways = [*listed_ways(settings), *in_pools]
     try:
         connection = await connect(settings.broker, "relay console")
     except BrokerUnavailableError as error:
@@ -94,13 +100,12 @@ def listed_ways(settings: Settings) -> list[Way]:
     return ways
 
 
-def _pool_ways(queues: list[str]) -> Iterator[Way]:
-    for queue in queues:
-        for each in pool_topology(queue):
-            if isinstance(each, Binding):
-                lane = each.arguments.get("x-outbox-lane")
-                way = _of_binding(each)
-                yield way if lane is None else replace(way, routing_key=f"lane {lane}")
+def _pool_ways(queue: str) -> Iterator[Way]:
+    for each in pool_topology(queue):
+        if isinstance(each, Binding):
+            lane = each.arguments.get("x-outbox-lane")
+            way = _of_binding(each)
+            yield way if lane is None else replace(way, routing_key=f"lane {lane}")
 
 
 def _of_binding(binding: Binding) -> Way:
@@ -114,6 +119,6 @@ async def _seen(connection: Connection, way: Way, within: float) -> Way:
         depth = await ask_queue(connection, way.queue, within)
     except ChannelNotFoundEntity:
         return replace(way, words=NOT_THERE)
-    except (AMQPError, OSError, RuntimeError) as error:
+    except (AMQPError, OSError, RuntimeError, ValueError) as error:
         return replace(way, words=words(error))
     return replace(way, ready=depth.ready, consumers=depth.consumers)

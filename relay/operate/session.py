@@ -2,23 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
 
 import psycopg
 from psycopg import errors
-from psycopg.abc import Buffer
 from psycopg.sql import SQL, Identifier
-from psycopg.types.datetime import DateBinaryLoader, DateLoader, TimestamptzBinaryLoader, TimestamptzLoader
 
+from relay.bounded_values import bound_values
 from relay.compatibility import READ_TABLES, refuse_newer
 from relay.config.settings import DatabaseSettings
-from relay.database import connect
+from relay.database import connect, one_line
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.operate.revision import head_revision
 from relay.statement_fault import refused_or_lost
-
-# Two days from the ends of what Python can tell: any time zone can show them.
-FIRST, LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, false)")
 
@@ -40,7 +35,7 @@ def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iter
     try:
         with in_words(connection, f"no outbox tables in schema {database.schema_name}", seconds):
             limit_statements(connection, seconds)
-            bound_moments(connection)
+            bound_values(connection)
             _check_revision(connection, database.schema_name)
             yield connection
     finally:
@@ -50,57 +45,6 @@ def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iter
 def limit_statements(connection: psycopg.Connection, seconds: float) -> None:
     """Let the server end each statement of this session after so many seconds."""
     connection.execute(SET_TIMEOUT, {"milliseconds": str(round(seconds * 1000))})
-
-
-def bound_moments(connection: psycopg.Connection) -> None:
-    """Read infinite moments, and years that Python does not know, as the first or the last that it knows.
-
-    The driver would refuse the whole answer for one such row, which any writer can write.
-    """
-    for loader in (_Moment, _BinaryMoment):
-        connection.adapters.register_loader("timestamptz", loader)
-    for of_days in (_Day, _BinaryDay):
-        connection.adapters.register_loader("date", of_days)
-
-
-class _Moment(TimestamptzLoader):
-    def load(self, data: Buffer) -> datetime:
-        try:
-            return super().load(data)
-        except psycopg.DataError:
-            return FIRST if _is_early(data) else LAST
-
-
-class _BinaryMoment(TimestamptzBinaryLoader):
-    def load(self, data: Buffer) -> datetime:
-        try:
-            return super().load(data)
-        except psycopg.DataError:
-            return FIRST if _is_negative(data) else LAST
-
-
-class _Day(DateLoader):
-    def load(self, data: Buffer) -> date:
-        try:
-            return super().load(data)
-        except psycopg.DataError:
-            return (FIRST if _is_early(data) else LAST).date()
-
-
-class _BinaryDay(DateBinaryLoader):
-    def load(self, data: Buffer) -> date:
-        try:
-            return super().load(data)
-        except psycopg.DataError:
-            return (FIRST if _is_negative(data) else LAST).date()
-
-
-def _is_early(data: Buffer) -> bool:
-    return bytes(data) == b"-infinity" or bytes(data).endswith(b"BC")
-
-
-def _is_negative(data: Buffer) -> bool:
-    return bool(bytes(data)[0] & 0x80)  # a signed number, counted from 2000
 
 
 @contextmanager
@@ -129,6 +73,8 @@ def in_words(connection: psycopg.Connection, lack: str, seconds: float, *, url: 
         ) from error
     except errors.QueryCanceled as error:
         raise DeadlineError("PostgreSQL", seconds) from error
+    except psycopg.DataError as error:  # the net under relay/bounded_values.py and the tables' CHECKs
+        raise SchemaError(f"a row in database {connection.info.dbname} cannot be read: {one_line(error)}") from error
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(refused_or_lost(error)) from error
 

@@ -11,13 +11,14 @@ from psycopg import errors
 from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
+from relay.bounded_values import bound_values
 from relay.config.settings import DatabaseSettings
 from relay.database import connect, refuse_pooler
 from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnavailableError
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import RepeatedKey
 from relay.operate.reconcile.table import listed
-from relay.operate.session import bound_moments, in_words, limit_statements
+from relay.operate.session import in_words, limit_statements
 from relay.operate.status import BY_INDEX
 
 OWN, FLAG = "database.url", "--inbox"  # where the URL of the inbox is
@@ -127,7 +128,7 @@ class Inbox:
             inbox = cls(connection, database, timeout, url)
             with inbox._words():
                 limit_statements(connection, timeout)
-                bound_moments(connection)
+                bound_values(connection)
             yield inbox
         finally:
             connection.close()
