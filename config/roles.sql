@@ -38,7 +38,8 @@ REVOKE INSERT ON outbox.job, outbox.operator_audit, outbox.dead_letter_audit, ou
 
 -- These functions run with the rights of the tables' owner. `pg_restore --no-acl` makes them again for everybody.
 REVOKE EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer), outbox.ensure_inbox_days(date, integer),
-    outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean), outbox.note_parked() FROM PUBLIC;
+    outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean), outbox.note_parked(),
+    outbox.forget_failures(integer) FROM PUBLIC;
 
 -- Writers: new rows, and these are pending, since `state` and what the relay writes are not theirs to name.
 GRANT INSERT (
@@ -145,10 +146,10 @@ GRANT SELECT ON outbox.processed_message, outbox.held_message, outbox.begun_mess
 GRANT UPDATE (due_at) ON outbox.held_message TO outbox_console;
 GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition, outbox.pool_master TO outbox_console;
 
--- Retention: drops days by functions of the tables' owner, and owns nothing. For the relay's login, or with
--- relay.retention = "off" for one that runs `relay retention` each night.
-GRANT EXECUTE ON FUNCTION outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean)
-    TO outbox_retention;
+-- Retention: drops days and forgets causes of failures by functions of the tables' owner, and owns nothing. For the
+-- relay's login, or with relay.retention = "off" for one that runs `relay retention` each night.
+GRANT EXECUTE ON FUNCTION outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean),
+    outbox.forget_failures(integer) TO outbox_retention;
 GRANT SELECT ON outbox.migration TO outbox_retention;
 
 -- The audits: what was done, by whom, and why. Which login did it, and when, the table itself writes.

@@ -12,7 +12,7 @@ from psycopg.sql import SQL
 
 from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
-from relay.retention.kind import kept_days
+from relay.retention.kind import FORGET, kept_days, kept_failures
 
 MARKED = ("state", "attempts", "available_at", "last_error", "held_behind", "parked_at", "sent_at", "quarantine")
 ADDRESS = ("exchange", "routing_key")
@@ -159,7 +159,8 @@ def ownership(connection: psycopg.Connection, settings: Settings) -> Iterator[Fi
         yield Finding(check, Verdict.SKIPPED, "relay.retention is off: this relay drops no days")
         return
     (role,) = connection.execute(ROLE).fetchone() or ("",)
-    functions = [f"{settings.database.schema_name}.{kind.function}" for kind in keeps]
+    forgets = [] if kept_failures(keeps) is None else [FORGET]
+    functions = [f"{settings.database.schema_name}.{name}" for name in [*(kind.function for kind in keeps), *forgets]]
     try:
         held = {name: connection.execute(MAY_DROP, {"function": name}).fetchone() == (True,) for name in functions}
     except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):

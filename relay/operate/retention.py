@@ -11,7 +11,7 @@ from relay.errors import BusyError, UsageError
 from relay.operate.session import session
 from relay.retention.day import Fate, OldDay
 from relay.retention.drop import Retention
-from relay.retention.kind import INBOX, Kind, kept_days
+from relay.retention.kind import INBOX, Kind, kept_days, kept_failures
 
 NOTE = SQL("""
     INSERT INTO {schema}.operator_audit (command, target, done_by, why)
@@ -79,6 +79,8 @@ def drop_old_days(
 ) -> list[OldDay]:
     """Drop the days that are older than is kept of each kind, and return what became of each.
 
+    Causes of failures are kept as long as sent rows.
+
     Before a day is dropped, a row in the table `operator_audit` names it, with who drops it and why.
 
     Args:
@@ -99,7 +101,10 @@ def drop_old_days(
             found = await _found(retention, keeps)
             tell(found)
             note(connection, [day.table for day in found if day.fate is Fate.OLD])
-            return [await retention.drop(day) for day in found]
+            done = [await retention.drop(day) for day in found]
+            if (keep := kept_failures(keeps)) is not None:
+                await retention.forget_failures(keep)
+            return done
 
     with session(database) as connection:
         return asyncio.run(run(connection))

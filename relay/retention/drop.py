@@ -16,7 +16,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 from relay.config.settings import DatabaseSettings
 from relay.database import connect_async, one_line, require_session
 from relay.retention.day import Fate, OldDay
-from relay.retention.kind import Kind
+from relay.retention.kind import FORGET, Kind
 
 PREPARE = """
     SELECT set_config(name, value, false)
@@ -36,6 +36,9 @@ OLD_DAYS = SQL("""
     WHERE day < (now() AT TIME ZONE 'UTC')::date - {keep}
     ORDER BY day
 """)
+
+MAY_FORGET = SQL("SELECT has_function_privilege({function}, 'EXECUTE')")
+FORGET_FAILURES = SQL("SELECT {schema}.forget_failures({keep})")  # some thousands at a time
 
 # Who holds a lock that the drop waits for.
 IN_THE_WAY = SQL("""
@@ -99,6 +102,19 @@ class Retention:
     async def drop(self, day: OldDay) -> OldDay:
         """Count its rows and drop it; the caller tries again later what is postponed."""
         return await self._call(day, dry_run=False)
+
+    async def forget_failures(self, keep: int) -> int:
+        """Delete the causes of which no row is parked, and that were seen and retried `keep` days ago or before.
+
+        Return their number; 0 where this role may not.
+        """
+        names = {"function": Literal(f"{self._schema}.{FORGET}"), "schema": Identifier(self._schema)}
+        if await self._rows(MAY_FORGET.format(**names)) != [(True,)]:
+            return 0
+        forgotten = 0
+        while (some := (await self._rows(FORGET_FAILURES.format(**names, keep=Literal(keep))))[0][0]) > 0:
+            forgotten += some
+        return forgotten
 
     async def _call(self, day: OldDay, *, dry_run: bool) -> OldDay:
         if day.fate is Fate.POSTPONED:

@@ -1,5 +1,6 @@
 """The tables that are divided into days, and the function of migration 0011 that drops a day of each."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psycopg.sql import SQL, Composed, Literal
@@ -28,6 +29,9 @@ INBOX = Kind(
 )
 
 
+FORGET = "forget_failures(integer)"  # causes of failures: they are kept as long as sent rows (migration 0025)
+
+
 def replay_lock(schema: str) -> Composed:
     """Return the number of the lock that making a replay takes shared, and the drop of a day for itself."""
     return SQL("hashtextextended({}, 0)").format(Literal(f"{schema}.replay and retention"))
@@ -42,3 +46,8 @@ def kept_days(relay: RelaySettings) -> dict[Kind, int]:
     """Return how many days are kept of what a relay drops by itself."""
     days = {sent_kind(relay): relay.retention_days, INBOX: relay.inbox_retention_days}
     return {kind: keep for kind, keep in days.items() if keep is not None}
+
+
+def kept_failures(keeps: Mapping[Kind, int]) -> int | None:
+    """Return for how many days causes of failures are kept; None: without end, as sent rows are."""
+    return next((keep for kind, keep in keeps.items() if kind.parent == SENT.parent), None)

@@ -13,7 +13,7 @@ from relay.errors import OutboxError
 from relay.logger import get_logger
 from relay.retention.day import Fate
 from relay.retention.drop import Retention
-from relay.retention.kind import Kind, kept_days
+from relay.retention.kind import Kind, kept_days, kept_failures
 
 log = get_logger(__name__)
 
@@ -36,6 +36,8 @@ async def keep_days(settings: Settings) -> None:
 async def drop_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int]) -> None:
     """Go once over the days that are older than is kept of each kind, and log what becomes of each.
 
+    Causes of failures are kept as long as sent rows.
+
     While another process does so, nothing is done.
     """
     postponed: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -52,5 +54,8 @@ async def drop_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int]) -
             else:
                 seconds = round(time.monotonic() - started, 1)
                 log.info("retention.dropped", table=table, day=told, rows=done.rows, bytes=done.bytes, seconds=seconds)
+        keep = kept_failures(keeps)
+        if keep is not None and (forgotten := await retention.forget_failures(keep)):
+            log.info("retention.failures_forgotten", causes=forgotten)
     for (table, reason), days in postponed.items():
         log.warning("retention.postponed", table=table, days=days, reason=reason)
