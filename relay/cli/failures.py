@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
 from relay.bounded_values import bound_values
 from relay.cli.exit_code import ExitCode
 from relay.cli.job_runs import warn_of_returns
 from relay.cli.operations import RemoteOptions
 from relay.cli.options import InboxOptions, Output
-from relay.cli.printing import print_json, print_pairs, print_table
+from relay.cli.printing import aside, print_json, print_pairs, print_table
 from relay.config.settings import Settings
 from relay.database import connect
 from relay.errors import UsageError
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
-from relay.operate.failures import Group, Where, list_held_groups, read_group
+from relay.operate.failures import Group, Where, by_weight, list_held_groups, read_group
 from relay.operate.session import in_words, limit_statements
 
 LIST_COLUMNS = (
@@ -43,14 +43,20 @@ def list_(
     queues: Queues = None,
     held: Annotated[bool, Parameter(help="Also the messages that consumers hold.")] = False,
     inbox: InboxOptions = InboxOptions(),
+    limit: Annotated[int, Parameter(help="The largest so many.", validator=validators.Number(gte=1))] = 100,
     output: Output = "text",
 ) -> ExitCode:
-    """List groups: parked rows, routes in quarantine, and with --queue and --held what consumers keep."""
-    groups = _read(options, queues or [], inbox if held else None)
+    """List groups, the 100 largest unless --limit says otherwise.
+
+    Parked rows, routes in quarantine, and with --queue and --held what consumers keep.
+    """
+    groups, total = _read(options, queues or [], inbox if held else None, limit=limit)
     if output == "json":
         print_json(groups)
     else:
         print_table(LIST_COLUMNS, [_row(group) for group in groups], wide={"first"})
+    if total > len(groups):
+        aside(f"{total - len(groups)} smaller groups more: --limit {total} lists them all")
     return ExitCode.DONE
 
 
@@ -66,7 +72,8 @@ def show(
     output: Output = "text",
 ) -> ExitCode:
     """Show one group, and which command repairs it."""
-    found = read_group(_read(options, queues or [], inbox if held else None), group)
+    groups, _ = _read(options, queues or [], inbox if held else None, group=group)
+    found = read_group(groups, group)
     if output == "json":
         print_json(found)
         return ExitCode.DONE
@@ -77,16 +84,25 @@ def show(
     return ExitCode.DONE
 
 
-def _read(options: RemoteOptions, queues: Sequence[str], inbox: InboxOptions | None) -> list[Group]:
-    """Return the groups; with an inbox also those of the messages that are held there."""
+def _read(
+    options: RemoteOptions,
+    queues: Sequence[str],
+    inbox: InboxOptions | None,
+    *,
+    group: str | None = None,
+    limit: int | None = None,
+) -> tuple[list[Group], int]:
+    """Return the largest groups and how many there are; with an inbox also those of its held messages."""
     keep_libraries_quiet()
     is_elsewhere = inbox not in (None, InboxOptions())
     if is_elsewhere and options.server:
         raise UsageError("--inbox and --inbox-schema are not for --server: a console knows its own database alone")
-    found = options.operations().list_failures(queues, with_held=inbox is not None and not is_elsewhere)
+    with_held = inbox is not None and not is_elsewhere
+    found = options.operations().list_failures(queues, with_held=with_held, group=group, limit=limit)
     for warning in found.warnings:
         warn_of_returns(warning)
-    return [*found.groups, *(_held(inbox, options.load().settings) if inbox and is_elsewhere else ())]
+    elsewhere = _held(inbox, options.load().settings) if inbox and is_elsewhere else []
+    return by_weight([*found.groups, *elsewhere])[:limit], found.total + len(elsewhere)
 
 
 def _held(inbox: InboxOptions, settings: Settings) -> list[Group]:

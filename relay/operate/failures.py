@@ -43,7 +43,7 @@ class Group:
     last_at: datetime | None
     keys_held: int  # ordering keys that wait behind these failures
     rows_held: int  # messages of these keys
-    retried: int  # messages of this group that operators have retried, ever
+    retried: int  # messages of this group that operators have retried, until retention forgets it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", Where(self.source))
@@ -105,6 +105,11 @@ def list_parked_groups(connection: psycopg.Connection, schema: str) -> list[Grou
 def list_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
     """Return the groups of parked rows and of routes in quarantine, the largest first of each."""
     return [*list_parked_groups(connection, schema), *list_route_groups(connection, schema)]
+
+
+def by_weight(groups: Iterable[Group]) -> list[Group]:
+    """Return groups of any source, the largest first."""
+    return sorted(groups, key=lambda group: -group.count)
 
 
 def list_route_groups(connection: psycopg.Connection, schema: str) -> list[Group]:

@@ -26,6 +26,7 @@ from relay.operate.dead_letters.letter import Held, Letter
 from relay.operate.dead_letters.letter import Selection as LetterSelection
 from relay.operate.dead_letters.read import count_letters, list_letters, read_letters, show_letter
 from relay.operate.failures import (
+    by_weight,
     group_letters,
     list_groups,
     list_held_groups,
@@ -96,7 +97,9 @@ class LocalOperations:
         with self._connect(None):  # which finds the tables missing or behind
             return asyncio.run(pool.read_status(self._settings, names=names))
 
-    def list_failures(self, queues: Sequence[str], *, with_held: bool) -> Failures:
+    def list_failures(
+        self, queues: Sequence[str], *, with_held: bool, group: str | None = None, limit: int | None = None
+    ) -> Failures:
         warnings: list[str] = []
         with self._connect(None) as connection:
             groups = list_groups(connection, self._schema)
@@ -108,7 +111,8 @@ class LocalOperations:
                 warnings += [read.warning] if read.warning else []
             if with_held:
                 groups += list_held_groups(connection, self._schema)
-        return Failures(groups, warnings)
+        chosen = by_weight(each for each in groups if group is None or each.id == group)
+        return Failures(chosen[:limit], len(chosen), warnings)
 
     def list_parked(
         self, selection: ParkedSelection, *, with_held: bool, state: str = PARKED, after: int = 0

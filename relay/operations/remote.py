@@ -104,10 +104,14 @@ class RemoteOperations:
     def pools(self, names: Sequence[str]) -> PoolsStatus:
         return self._get(PoolsStatus, "/pool/status", {"pool": list(names)})
 
-    def list_failures(self, queues: Sequence[str], *, with_held: bool) -> Failures:
+    def list_failures(
+        self, queues: Sequence[str], *, with_held: bool, group: str | None = None, limit: int | None = None
+    ) -> Failures:
+        given = {"held": with_held, "group": group, "limit": limit}
+        chosen = {name: value for name, value in given.items() if value is not None}
         if not queues:
-            return self._get(Failures, "/failures", {"held": with_held})
-        return self._look(Failures, "/failures/look", {"queue": list(queues), "held": with_held})
+            return self._get(Failures, "/failures", chosen)
+        return self._look(Failures, "/failures/look", {"queue": list(queues), **chosen})
 
     def list_parked(self, selection: ParkedSelection, *, with_held: bool, state: str) -> ParkedRows:
         asked = {**_parked(selection), "held": with_held, "archived": state == ARCHIVED}

@@ -42,7 +42,8 @@ class RoutePreview:
 class Failures:
     """Groups of failures, and letters that a delivery limit of their queue may drop."""
 
-    groups: list[Group]
+    groups: list[Group]  # the largest first, as many as were asked for
+    total: int  # groups in all
     warnings: list[str]
 
 

@@ -5,8 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from relay.console.api.parameters import Closed, QueueName
+from relay.console.api.parameters import Closed, QueueName, Text
 from relay.console.given import Operations, Operator, Viewer
+from relay.operate.whereabouts import MAX_ID
 from relay.operations.results import Failures
 
 router = APIRouter(prefix="/failures", tags=["failures"])
@@ -16,6 +17,8 @@ class Listing(Closed):
     """Which groups."""
 
     held: Annotated[bool, Field(description="Also the messages that consumers of this database hold.")] = False
+    group: Annotated[Text | None, Field(description="Only the group of this id.")] = None
+    limit: Annotated[int, Field(ge=1, le=MAX_ID, description="The largest so many; `total` counts all.")] = 100
 
 
 class Look(Listing):
@@ -27,10 +30,10 @@ class Look(Listing):
 @router.get("")
 def list_(operations: Operations, _: Viewer, asked: Annotated[Listing, Query()]) -> Failures:
     """List groups: parked rows, routes in quarantine, and with `held` what consumers hold."""
-    return operations.list_failures((), with_held=asked.held)
+    return operations.list_failures((), with_held=asked.held, group=asked.group, limit=asked.limit)
 
 
 @router.post("/look")
 def look(operations: Operations, _: Operator, asked: Look) -> Failures:
     """List groups, those of dead letters included: a look takes letters out of their queue for a moment."""
-    return operations.list_failures(asked.queue, with_held=asked.held)
+    return operations.list_failures(asked.queue, with_held=asked.held, group=asked.group, limit=asked.limit)

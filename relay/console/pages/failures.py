@@ -36,12 +36,13 @@ from relay.jobs.job import NO_CAUTION, Caution, Kind
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import queues_of
 from relay.operate.dead_letters.letter import Selection as LetterSelection
-from relay.operate.failures import Where, read_group, with_retries
+from relay.operate.failures import Where, by_weight, read_group, with_retries
 from relay.operate.parked import Selection, first_parked
 from relay.operate.whereabouts import row_ids
 
 router = APIRouter()
 
+LISTED = 100  # groups
 SHOWN = 20  # rows of a group
 STAGED = Caution(stages=(1, 10, 100), stop_when_failing=0.05)
 KINDS = {Where.PARKED: (Kind.RETRY, Kind.ARCHIVE, Kind.DISCARD), Where.DEAD_LETTER: (Kind.RETRY, Kind.DISCARD)}
@@ -125,7 +126,8 @@ def list_failures(
     return page(
         request,
         "failures.html",
-        groups=sorted([*counted.groups, *letters], key=lambda group: -group.count),
+        groups=by_weight([*counted.groups, *letters])[:LISTED],
+        total=len(counted.groups) + len(letters),
         age_s=counted.age_s,
         queues=queues,
         unknown=seen.error if (seen := _consumers(request).latest) else None,
