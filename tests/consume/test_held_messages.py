@@ -45,6 +45,26 @@ async def test_followers_that_come_later_wait_behind_the_held_one_and_follow_in_
     assert await queue.drained()
 
 
+@pytest.mark.every_postgres
+async def test_an_infinite_time_that_a_console_has_written_ends_no_consumer(
+    queue: Queue, table: Table, make_consumer: MakeConsumer
+) -> None:
+    """No time can be counted until then: the time of a follower does not count, as its head is not due."""
+    handler = Stumbling({0: 1})
+    consumer = make_consumer(handler.handle, retries=SEVERAL_MINUTES)
+    async with running(consumer):
+        await queue.send_all(range(3), key="a")
+        await eventually(lambda: consumer.counters.acknowledged == 3, "all are held")
+        await table.connection.execute("UPDATE outbox.held_message SET due_at = '-infinity' WHERE attempts = 0")
+    async with running(again := make_consumer(handler.handle, retries=SEVERAL_MINUTES)):  # it looks at once
+        await queue.send(10, key="b")
+        await eventually(lambda: again.counters.applied == 1, "another key is applied")
+        await table.connection.execute("UPDATE outbox.held_message SET due_at = now() WHERE attempts > 0")
+        await eventually(lambda: again.counters.applied == 4, "all are applied")
+
+    assert await table.numbers("a") == [0, 1, 2]
+
+
 async def test_after_a_dead_letter_its_followers_go_on(queue: Queue, table: Table, make_consumer: MakeConsumer) -> None:
     handler = Stumbling({0: 100})
     await queue.send_all(range(10), key="a")

@@ -344,3 +344,19 @@ async def test_without_order_by_key_a_faulty_row_is_parked_too(
         await eventually(outbox.is_empty, "nothing pending")
 
     assert head in await outbox.ids("parked")
+
+
+async def test_rows_with_the_most_and_the_least_attempts_that_there_are_end_parked(
+    outbox: Outbox, queue: Reader, run_node: RunNode
+) -> None:
+    """A console's role may write them: one more was out of range, and no statement of the relay succeeded."""
+    rows = [await outbox.insert_faulty(key) for key in ("most", "least")]
+    for row, attempts in zip(rows, (32_767, -32_768), strict=True):
+        await outbox.connection.execute("UPDATE outbox.message SET attempts = %s WHERE id = %s", [attempts, row])
+    fine = await outbox.insert("fine")
+
+    async with run_node(max_attempts=1):
+        await eventually(outbox.is_empty, "nothing pending")
+
+    assert await outbox.ids("parked") == rows
+    assert await queue.ids(1) == [fine]

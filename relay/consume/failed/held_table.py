@@ -91,8 +91,9 @@ CLAIM = """
         first_failed_at, last_failed_at, exception, error, reason, begun, held.xmin::text
 """
 
+# A role that may change `due_at` may have written -infinity, from which nothing can be subtracted.
 NEXT_DUE = """
-    SELECT extract(epoch FROM due_at - now())::float8 FROM {schema}.held_message
+    SELECT extract(epoch FROM greatest(due_at, now()) - now())::float8 FROM {schema}.held_message
     WHERE consumer_name = %(consumer)s AND due_at < 'infinity'
         AND partition = %(partition)s
     ORDER BY due_at LIMIT 1

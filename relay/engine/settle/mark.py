@@ -77,6 +77,7 @@ MARK_INTERVAL, BUSY_MARK_INTERVAL = 0.003, 0.02  # seconds between two marks wit
 ROWS_WORTH_A_MARK = 1000
 BUSY_IN_FLIGHT = 200  # messages; a backlog keeps more in flight, a steady flow far fewer
 TIMED_ROWS = 8  # of each mark: all rows of a steady flow, a sample of a backlog's thousands
+MOST_ATTEMPTS = 32_767  # what the column takes; a console's role may have written it
 ROWS_PER_MARK = 4000  # limits the statement, not the rate: the next statement marks the other settled rows
 # From the delay of an idle relay to that after an outage of hours.
 DELIVERY_BOUNDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
@@ -186,7 +187,7 @@ class Marker:
         given_up: list[Fault] = []
         unwanted: list[Fault] = []
         for fault in faults:
-            row = fault.row._replace(attempts=fault.row.attempts + 1)
+            row = fault.row._replace(attempts=min(max(fault.row.attempts, 0) + 1, MOST_ATTEMPTS))
             match fault.blame:
                 case Blame.ADDRESS:
                     pass  # the row waits in quarantine, and loses no attempt
