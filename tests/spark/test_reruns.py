@@ -259,8 +259,8 @@ def test_a_stream_on_an_older_checkpoint_is_refused_and_never_taken_for_written(
 
     assert str(refused.value) == (
         "micro-batch 7 of 'steps' comes after micro-batch 8 was written. Its checkpoint is older than the ledger, and "
-        "its rows would be lost. Go on with the newest checkpoint, or with a new one under another name (txnAppId or "
-        "app_id)"
+        "its rows would be lost. Go on with the newest checkpoint. If it is gone, take another name (txnAppId or "
+        "app_id), and begin behind the last row that is written, or rows come twice"
     )
     assert connection.execute(WRITTEN).fetchall() == [("a", 1), ("a", 2)]
 
