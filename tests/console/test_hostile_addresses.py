@@ -22,8 +22,8 @@ from relay.console.access.cookie import form_token
 from relay.console.access.identity import Role
 from relay.console.access.writes import HEADER
 from relay.console.app import make_app
-from tests.console.app_routes import names, routes
 from tests.console.filled import fill
+from tests.console.routes import names, routes
 from tests.console.site import serving, session_cookie, users
 
 EXAMPLES = 10  # of each page: several parameters at once

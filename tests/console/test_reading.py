@@ -19,9 +19,9 @@ from relay.config.settings import Settings
 from relay.console.access.identity import Role
 from relay.console.app import make_app
 from tests.console.api.program import tokens
-from tests.console.app_routes import names, routes
 from tests.console.consumers import with_queue
 from tests.console.filled import fill
+from tests.console.routes import names, routes
 from tests.console.site import serving, users
 from tests.consume.conftest import queue
 from tests.consume.effects import QUEUE

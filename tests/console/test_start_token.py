@@ -10,7 +10,7 @@ import pytest
 from relay.config.settings import Settings
 from relay.console.access.start_token import StartToken
 from tests.cli.command import Command
-from tests.console.app_routes import routes
+from tests.console.routes import routes
 from tests.console.site import ORIGIN, browser, running, serving, stranger
 
 OPEN = {"/login", "/login/provider", "/login/callback", "/logout"}  # they tell nothing, and change nothing

@@ -3,35 +3,20 @@
 The routes are those of the app, so that no route can be forgotten.
 """
 
-import re
 from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from fastapi.routing import APIRoute, iter_route_contexts
 
 from relay.config.settings import Settings
 from relay.console.access.cookie import form_token
-from relay.console.access.identity import Requirement, Role
-from relay.console.access.writes import HEADER, READING
-from tests.console.app_routes import routes
+from relay.console.access.identity import Role
+from relay.console.access.writes import HEADER
+from tests.console.routes import role_of, routes, writes
 from tests.console.site import ORIGIN, browser, log_in, running, users
 
 OPEN = {"/login", "/logout", "/login/provider", "/login/callback"}
-
-
-def writes(app: FastAPI) -> list[tuple[str, str, Role | None]]:
-    """Return method, path and least role of each route that changes something."""
-    return [
-        (method, re.sub(r"\{[^}]*\}", "1", route.path or ""), role_of(route))
-        for route in routes(app)
-        for method in sorted((route.methods or set()) - READING)
-    ]
-
-
-def role_of(route: RouteContext) -> Role | None:
-    roles = [each.call.role for each in route.dependant.dependencies if isinstance(each.call, Requirement)]
-    return max(roles, key=list(Role).index, default=None)
 
 
 def test_each_route_but_the_login_names_a_role(guarded: FastAPI) -> None:

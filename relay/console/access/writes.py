@@ -40,9 +40,11 @@ async def guard_writes(request: Request) -> None:
     if request.method in READING:
         return
     console: ConsoleSettings = request.app.state.settings.console
-    if bearer_of(request) is None:  # no browser sends a token of a program by itself
+    is_login = request.url.path in ALWAYS
+    # No browser sends a token of a program by itself, and no program logs in or out: there nobody looks at the token.
+    if bearer_of(request) is None or is_login:
         await _check_page(request, console)
-    if console.read_only and request.url.path not in ALWAYS:
+    if console.read_only and not is_login:
         raise RefusedError(HTTPStatus.FORBIDDEN, "the console is read-only (console.read_only)")
 
 

@@ -11,7 +11,7 @@ from relay.config.settings import Settings
 from relay.console.access.identity import Requirement, Role
 from relay.console.access.tokens import TokenFile
 from tests.console.api.program import PREFIX, Program
-from tests.console.app_routes import routes
+from tests.console.routes import routes
 from tests.console.site import running
 from tests.operate.rows import Rows
 
