@@ -14,6 +14,7 @@ from relay.operate.migrate import migrate, sqlalchemy_engine
 from relay.outbox import Event, OutboxMessage, add, add_many
 from tests.cli.command import Command
 from tests.migrations.conftest import Connection
+from tests.migrations.rights import FILE, rights
 from tests.support.roles import NAMES, SCRIPT, allowed, granted_roles, role
 
 pytestmark = pytest.mark.every_postgres
@@ -27,6 +28,11 @@ def roles(connection: Connection) -> Iterator[None]:
         connection.execute("INSERT INTO outbox.node (name, backend_pid, version) VALUES ('n', 1, '1')")
         connection.execute(INSERT)
         yield
+
+
+def test_each_role_has_the_rights_that_are_listed_and_no_others(connection: Connection) -> None:
+    """After a change that is meant: `.venv/bin/python -m tests.migrations.rights`."""
+    assert rights(connection).splitlines() == FILE.read_text().splitlines()
 
 
 def test_the_script_can_be_run_again(connection: Connection) -> None:
