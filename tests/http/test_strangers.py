@@ -24,6 +24,7 @@ from tests.http.site import Site
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
 from tests.support.process import free_port
+from tests.support.smuggling import SMUGGLED, smuggled
 
 DRIPPING = 1_100
 ORDINARY_LIMIT = 1_024  # file descriptors: what a shell and systemd give
@@ -228,6 +229,20 @@ async def test_what_is_no_request_gets_an_answer_and_nothing_more(sent: bytes, s
 
     assert int(answer.split()[1]) == status
     assert answer.count(b"HTTP/1.1 ") == 1
+
+
+async def test_what_is_smuggled_behind_a_request_gets_no_answer() -> None:
+    async with serving() as site:
+        told = {
+            name: await asyncio.to_thread(
+                exchange, site, smuggled(name, "/livez", site.address, "GET /metrics HTTP/1.1\r\n\r\n")
+            )
+            for name in SMUGGLED
+        }
+
+    assert {name: answer for name, answer in told.items() if answer.count(b"HTTP/1.1 ") != 1} == {}
+    assert {int(answer.split()[1]) for answer in told.values()} == {200, 400}
+    assert [name for name, answer in told.items() if b"outbox_build" in answer] == []
 
 
 @trying(deadline=None)

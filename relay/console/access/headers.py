@@ -35,6 +35,9 @@ HEADERS = {
 BY_HTTPS = {"Strict-Transport-Security": "max-age=31536000"}
 KEPT = "Cache-Control"
 NO_PAGES = ("/api/", "/live")
+# Such a request is the last one of its connection. A proxy that sees its end elsewhere would take for its body what we
+# take for the next request.
+CHUNKED = "Transfer-Encoding"
 
 Answer = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -58,18 +61,24 @@ class GuardedApp:
             await self._app(scope, receive, send)
             return
 
+        headers = Headers(scope=scope)
         has_begun = False
 
         async def send_guarded(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.update(self._headers)
-                headers.setdefault(KEPT, "no-store")
+                answered = MutableHeaders(scope=message)
+                answered.update(self._headers)
+                answered.setdefault(KEPT, "no-store")
+                if CHUNKED in headers:
+                    answered["Connection"] = "close"
             await send(message)
 
-        headers = Headers(scope=scope)
+        if CHUNKED in headers and "Content-Length" in headers:
+            words = "a request has a length or comes in chunks, and not both\n"
+            await PlainTextResponse(words, HTTPStatus.BAD_REQUEST)(scope, receive, send_guarded)
+            return
         if is_of_another_site(headers, scope["path"]):
             words = "a page of another site may lead to a page of the console, and ask it nothing\n"
             await PlainTextResponse(words, HTTPStatus.FORBIDDEN)(scope, receive, send_guarded)
