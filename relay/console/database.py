@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
-from psycopg_pool import ConnectionPool, PoolTimeout
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from relay.bounded_values import bound_values
 from relay.config.settings import ConsoleSettings, DatabaseSettings, Settings
@@ -80,5 +80,5 @@ class Database:
                     in_words(connection, self._lack, self._timeout, url=self._url),
                 ):
                     yield connection
-            except PoolTimeout as error:
+            except (PoolTimeout, PoolClosed) as error:  # the latter while the console ends
                 raise DatabaseUnavailableError(f"no connection to PostgreSQL: {error}") from error

@@ -52,6 +52,7 @@ from relay.operations.results import (
 )
 from relay.replay.selection import Filter
 from relay.replay.target import Target
+from relay.scrub import remember
 
 MOST = 1000  # rows that one request lists or changes
 TOKEN = re.compile(r"[!-~]+")
@@ -79,6 +80,7 @@ class RemoteOperations:
 
     def __init__(self, server: str, token: str) -> None:
         self._server = server
+        remember(token)  # what answers may repeat it
         check_server(server)
         if not TOKEN.fullmatch(token):
             raise UsageError(

@@ -2,9 +2,13 @@
 
 import json
 import socket
+import subprocess
 from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import pytest
@@ -26,6 +30,8 @@ PASSWORDS = [
     f"{BEFORE}%41{BEHIND}",
     f"1234/{BEHIND}",
 ]
+# One for each place where a secret may stand: URLs, their parameters, and tokens.
+SECRETS = [f"{letter}Kx7qWZp4w9" for letter in "abcdef"]
 every_password = pytest.mark.parametrize("password", PASSWORDS, ids=range(len(PASSWORDS)))
 every_printable = pytest.mark.parametrize("password", [PRINTABLE], ids=["printable"])
 
@@ -196,6 +202,106 @@ def test_an_argument_in_the_wrong_place_is_not_repeated(way: Any, password: str,
             result = relay(*arguments, RELAY_DATABASE_URL="")
             assert result.code == 2
             assert_no_leak(result, password)
+
+
+@pytest.mark.parametrize("are_away", [False, True], ids=["refused", "away"])
+@every_command
+def test_no_command_shows_a_secret_of_any_kind_at_the_level_debug(
+    arguments: list[str], are_away: bool, tmp_path: Path, postgres: PostgresServer, rabbitmq: RabbitServer
+) -> None:
+    ports = (free_port(), free_port()) if are_away else (postgres.port, rabbitmq.port)
+
+    result = Command(tmp_path, **secrets(tmp_path, *ports))(*arguments)
+
+    assert_shows_no_secret(result)
+
+
+def secrets(folder: Path, database: int, broker: int) -> dict[str, str]:
+    """Return variables with a different secret in each place where one may stand; URLs are in files."""
+    urls = {
+        "RELAY_DATABASE_URL": f"postgresql://app:{SECRETS[0]}@127.0.0.1:{database}/d?sslpassword={SECRETS[1]}",
+        "RELAY_BROKER_URL": f"amqp://app:{SECRETS[2]}@127.0.0.1:{broker}/",
+        "RELAY_CONSOLE_INBOX_URL": f"host=127.0.0.1 port={database} user=app dbname=d password={SECRETS[3]}",
+        "RELAY_CONSOLE_OIDC_CLIENT_SECRET": SECRETS[4],
+        "RELAY_TOKEN": SECRETS[5],
+    }
+    for name, url in urls.items():
+        (folder / name).write_text(url + "\n")
+    files = {f"{name}_FILE": str(folder / name) for name in urls}
+    return files | {
+        "RELAY_LOG_LEVEL": "debug",
+        "RELAY_DATABASE_CONNECT_TIMEOUT": "2",
+        "RELAY_BROKER_CONNECT_TIMEOUT": "1",
+        "RELAY_START_TIMEOUT": "1",
+    }
+
+
+def assert_shows_no_secret(result: Result) -> None:
+    shown = result.out + result.err
+    assert "Traceback" not in shown, shown
+    assert [secret for secret in SECRETS if secret in shown] == []
+
+
+class Echo(BaseHTTPRequestHandler):
+    """A server in place of a console, which repeats the token in all that it answers.
+
+    Attributes:
+        asked: the addresses.
+    """
+
+    asked: ClassVar[set[str]] = set()
+
+    def do_GET(self) -> None:
+        self.asked.add(self.path)
+        said = self.headers.get("Authorization", "")
+        body = json.dumps({"type": "about:blank", "title": said, "status": 401, "detail": said}).encode()
+        self.send_response(HTTPStatus.UNAUTHORIZED, said)
+        self.send_header("Content-Type", "application/problem+json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815  (the library's names)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  (the library's name)
+        pass
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Echo) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_no_command_shows_the_token_that_a_console_gets(tmp_path: Path, echo: str) -> None:
+    for arguments in COMMANDS:
+        result = Command(tmp_path, RELAY_TOKEN=SECRETS[5], RELAY_LOG_LEVEL="debug")(*arguments, "--server", echo)
+        assert_shows_no_secret(result)
+
+    assert len(Echo.asked) >= 20
+
+
+@pytest.mark.parametrize("are_away", [False, True], ids=["refused", "away"])
+def test_no_process_of_a_server_shows_a_secret(
+    are_away: bool, tmp_path: Path, postgres: PostgresServer, rabbitmq: RabbitServer
+) -> None:
+    ports = (free_port(), free_port()) if are_away else (postgres.port, rabbitmq.port)
+    for arguments in (["run"], ["pool", "run"], ["console"]):
+        variables = secrets(tmp_path, *ports) | {"RELAY_CONSOLE_LISTEN": f"127.0.0.1:{free_port()}"}
+        with Command(tmp_path, **variables).start(*arguments) as process:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                shown = Path(f"/proc/{process.pid}/cmdline").read_text() + Path(f"/proc/{process.pid}/comm").read_text()
+                assert [secret for secret in SECRETS if secret in shown] == []
+                process.terminate()
+            out, err = process.communicate(timeout=30)
+        assert_shows_no_secret(Result(process.returncode, out, err))
+        assert out + err
 
 
 @every_printable
