@@ -1,4 +1,4 @@
-"""Bytes that two servers may read in two ways get one answer, and another name none.
+"""Bytes that two servers may read in two ways get one answer, and a request by another name gets no page.
 
 A proxy in front of the console may take for a body what the console takes for the next request. That request would go
 past what the proxy checks, with the session of the next user on the connection.

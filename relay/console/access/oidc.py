@@ -4,6 +4,7 @@ What belongs to a login that has begun follows from a random text in a separate 
 the provider's answer comes from another site.
 """
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote_plus, urlencode, urlsplit
 
 import httpx
+import orjson
 from joserfc import jwt
 from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
@@ -29,7 +31,10 @@ COOKIE = "__Host-relay-login"
 CALLBACK = "/login/callback"
 LOGIN_TIMEOUT = 600  # seconds at the provider's pages
 TIMEOUT = 10.0  # seconds for an answer of the provider
+MOST_BYTES = 1024 * 1024  # of an answer
 KEPT = 3600.0  # seconds that the provider's addresses and keys are kept
+NEEDED = ("authorization_endpoint", "token_endpoint", "jwks_uri")  # of its addresses
+ASKED = {"Accept": "application/json", "Accept-Encoding": "identity"}  # what is compressed may be long without end
 LEEWAY = 60  # seconds that clocks may differ
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"]
 
@@ -104,12 +109,11 @@ class Provider:
         if "error" in given or "code" not in given:
             raise _not_logged_in(given.get("error_description") or given.get("error", "it sent no code"))
         try:
-            async with httpx.AsyncClient(timeout=TIMEOUT) as client:
-                token = await self._token(client, given["code"], begun.verifier)
-                claims = await self._claims(str(token["id_token"]), begun.nonce)
-                place = (await self._metadata()).get("userinfo_endpoint")
-                if place and self._console.oidc_groups_claim not in claims:
-                    claims |= await _told(client, place, str(token["access_token"]), claims["sub"])
+            token = await self._token(given["code"], begun.verifier)
+            claims = await self._claims(str(token["id_token"]), begun.nonce)
+            place = (await self._metadata()).get("userinfo_endpoint")
+            if place and self._console.oidc_groups_claim not in claims:
+                claims |= await _user(str(place), str(token["access_token"]), claims["sub"])
         except KeyError as error:
             raise _not_logged_in(f"its answer has no {error}") from error
         except (JoseError, httpx.HTTPError, ValueError) as error:
@@ -119,6 +123,8 @@ class Provider:
     def _identity(self, claims: Mapping[str, Any]) -> Identity:
         # Users may change the first two; the audit needs what stays, too.
         called, subject = claims.get("preferred_username") or claims.get("email"), claims["sub"]
+        if not isinstance(called, str | None) or not isinstance(subject, str):
+            raise _not_logged_in("it names the user by no text")
         name = printable(f"{called} ({subject})" if called and called != subject else subject)
         told = claims.get(self._console.oidc_groups_claim) or []
         groups = [told] if isinstance(told, str) else told
@@ -128,7 +134,7 @@ class Provider:
             raise RefusedError(HTTPStatus.FORBIDDEN, f"no group of {name} has a role in this console")
         return Identity(name, role)
 
-    async def _token(self, client: httpx.AsyncClient, code: str, verifier: str) -> Mapping[str, Any]:
+    async def _token(self, code: str, verifier: str) -> Mapping[str, Any]:
         """Return the tokens for a code, which the provider gives once, and to who has the verifier."""
         console = self._console
         form = {
@@ -146,12 +152,7 @@ class Provider:
             else httpx.USE_CLIENT_DEFAULT
         )
         place = (await self._metadata())["token_endpoint"]
-        answer = await client.post(place, data=form, auth=login, headers={"Accept": "application/json"})
-        token: Mapping[str, Any] = answer.json()
-        if "error" in token:
-            raise ValueError(token.get("error_description") or token["error"])
-        answer.raise_for_status()
-        return token
+        return await _told("POST", place, data=form, auth=login)
 
     async def _claims(self, token: str, nonce: str) -> dict[str, Any]:
         """Return what an ID token says, once its signature, issuer, audience, age and nonce are right."""
@@ -183,6 +184,9 @@ class Provider:
         known: Mapping[str, Any] = await self._get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
         if known.get("issuer") != issuer:
             raise _not_logged_in(f"it names itself {known.get('issuer')}, and console.oidc_issuer is {issuer}")
+        for name in NEEDED:
+            if not str(known.get(name)).startswith(("https://", "http://")):
+                raise _not_logged_in(f"its {name} is no address")
         self._known, self._keys, self._asked_at = known, None, time.monotonic()
         return known
 
@@ -193,8 +197,7 @@ class Provider:
 
     async def _get(self, address: str) -> Any:
         try:
-            async with httpx.AsyncClient(timeout=TIMEOUT) as client:
-                return (await client.get(address)).raise_for_status().json()
+            return await _told("GET", address)
         except (httpx.HTTPError, ValueError) as error:
             raise _not_logged_in(f"{urlsplit(address).netloc} does not answer: {_words(error)}") from error
 
@@ -203,13 +206,51 @@ class Provider:
         return self._console.origin + CALLBACK
 
 
-async def _told(client: httpx.AsyncClient, address: str, token: str, subject: str) -> dict[str, Any]:
+async def _user(address: str, token: str, subject: str) -> dict[str, Any]:
     """Return what the provider says of the user beyond the ID token."""
-    answer = await client.get(address, headers={"Authorization": f"Bearer {token}"})
-    told: dict[str, Any] = answer.raise_for_status().json()
+    told = await _told("GET", address, headers={"Authorization": f"Bearer {token}"})
     if told.get("sub") != subject:
         raise ValueError("its answer is about another user")
     return told
+
+
+async def _told(method: str, address: str, **request: Any) -> dict[str, Any]:
+    """Return the object that the provider answers; it may neither take its time nor be long.
+
+    Raises:
+        httpx.HTTPError, ValueError: it answers no object, or an error.
+    """
+    body = bytearray()
+    try:
+        async with (
+            asyncio.timeout(TIMEOUT),
+            httpx.AsyncClient(headers=ASKED) as client,
+            client.stream(method, address, **request) as answer,
+        ):
+            async for part in answer.aiter_bytes():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise ValueError("its answer is too long")
+    except TimeoutError:
+        raise ValueError(f"no answer within {TIMEOUT:g} s") from None
+    except httpx.InvalidURL as error:
+        raise ValueError(str(error)) from error
+    told = _read(body)
+    if "error" in told:
+        raise ValueError(told.get("error_description") or told["error"])
+    answer.raise_for_status()
+    if not told:
+        raise ValueError("its answer is no object")
+    return told
+
+
+def _read(body: bytes | bytearray) -> dict[str, Any]:
+    """Return the object that an answer is; an empty one if it is something else."""
+    try:
+        told = orjson.loads(body)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def _text(digest: bytes) -> str:
