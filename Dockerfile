@@ -1,5 +1,6 @@
 # Targets: `relay` (the last one, and so the default), `console`, and `spark` with Java, PySpark and the jobs.
 # `make image` and `make image TARGET=console` build them; docs/container.md tells how to run them.
+# All stages have the same base. By digest: --build-arg BASE=python:3.13-slim-trixie@sha256:...
 ARG BASE=python:3.13-slim-trixie
 
 # Build with: everything that only the build needs stays in this stage.

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from aiormq.exceptions import AMQPError
+from pamqp.commands import Queue
 
 from relay.broker.connection import Connection, answer_within, close_channel, open_channel
 
@@ -18,9 +19,10 @@ async def ask_queue(connection: Connection, queue: str, within: float) -> QueueD
     """Return what the broker answers on a separate channel, which alone is closed when it refuses.
 
     Raises:
-        AMQPError, OSError, RuntimeError, ValueError: there is no such queue, no answer, or the AMQP library does not
-            take the name.
+        AMQPError, OSError, RuntimeError: there is no such queue, or no answer.
+        ValueError: no queue can have this name, which a consumer has written.
     """
+    Queue.Declare(queue=queue)  # checks the name, before a channel is open
     async with answer_within(f"count queue {queue}", within):
         channel = await open_channel(connection)
         declared = await channel.queue_declare(queue, passive=True)

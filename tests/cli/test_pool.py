@@ -68,6 +68,16 @@ def test_a_pool_that_nobody_has_been_in(relay: Command) -> None:
     assert result.err == "relay: no pool totals: a pool is there once a member of it was\n"
 
 
+def test_a_name_that_no_queue_can_have_takes_no_status_away(relay: Command, connection: psycopg.Connection) -> None:
+    connection.execute(MEMBERS)
+    connection.execute("UPDATE outbox.pool SET queue = '<b>'")
+
+    result = relay("pool", "status", "--output", "json")
+
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["pools"][0]["dead_letters"] is None
+
+
 def test_without_a_broker_the_rest_is_told(relay: Command, connection: psycopg.Connection) -> None:
     connection.execute(MEMBERS)
 

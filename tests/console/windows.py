@@ -38,7 +38,7 @@ async def window(
     context.on("request", lambda request: complaints.append(request.url) if "127.0.0.1" not in request.url else None)
     yield context
     await context.close()
-    assert complaints == []
+    assert complaints == [], complaints
 
 
 async def log_in(page: Page, name: str) -> None:
