@@ -73,7 +73,8 @@ async def look_at_letters(page: Page, address: str) -> None:
 
 async def walk(page: Page, address: str, begin: list[str]) -> dict[str, tuple[list[str], bool]]:
     """Open every page that a link leads to; return what is not ours in each, and whether a hostile text is shown."""
-    waiting, seen = [*begin, f"/failures?queue={DEAD}"], {}
+    waiting = [*begin, f"/failures?queue={DEAD}"]
+    seen: dict[str, tuple[list[str], bool]] = {}
     while waiting and len(seen) < MOST_PAGES:
         path = waiting.pop(0)
         if path in seen or path.startswith("/static"):
