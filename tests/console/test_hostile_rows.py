@@ -17,6 +17,7 @@ from relay.config.settings import BrokerSettings, Settings
 from relay.consume import Consumer, Inbox
 from relay.http import cached_answer
 from tests.cli.command import Command
+from tests.console.api.program import Program
 from tests.console.hostile_rows import FEW, Planted, change_few, plant, prepare
 from tests.console.site import browser, running
 from tests.consume.conftest import inbox, queue, table
@@ -69,9 +70,9 @@ CALLS = {
 }
 IDS = {
     "jobs": "SELECT id FROM outbox.job ORDER BY id",
-    "parked": "SELECT id FROM outbox.message WHERE state IN ('parked', 'archived', 'discarded') ORDER BY id",
     "quarantine": "SELECT id FROM outbox.quarantine WHERE id > 0 ORDER BY id",
 }
+PARKED = "SELECT id FROM outbox.message WHERE state IN ('parked', 'archived', 'discarded') ORDER BY id"
 MESSAGES = "SELECT id FROM outbox.message WHERE state NOT IN ('sent', 'archived') ORDER BY id"
 LINK = re.compile(r'<a\b[^>]*\bhref="(/[^"]*)"')
 MOST = 60  # followed links of each kind of page
@@ -139,8 +140,20 @@ async def test_the_api_and_the_pages_show_each_of_them(settings: Settings, datab
     assert wrong == {}
 
 
+@pytest.mark.usefixtures("planted")
+async def test_the_api_reveals_each_of_them(settings: Settings, database_url: str, tmp_path: Path) -> None:
+    async with Program.running(settings, tmp_path) as program:
+        paths = [f"/parked/{id_}/reveal" for id_ in ids(database_url, PARKED)]
+        wrong = {path: told for path in paths if (told := _told(await program.post(path, {})))}
+
+    assert wrong == {}
+
+
 async def _fault(client: httpx.AsyncClient, path: str, shown: str = "") -> str:
-    answer = await client.get(path)
+    return _told(await client.get(path), shown)
+
+
+def _told(answer: httpx.Response, shown: str = "") -> str:
     return "" if answer.status_code == 200 and shown in answer.text else f"{answer.status_code}: {answer.text[-500:]}"
 
 
