@@ -198,7 +198,7 @@ class OutboxBatch:
         options, saves = self._options, []
         with connect(self._info) as connection:
             clean_before(connection, options, self._now)
-            for plan in self._frames.plans:
+            for plan in self._frames.plans():
                 staging = name_staging(
                     options.staging_schema, now=self._now, batch_hash=options.batch_hash, token=uuid4()
                 )

@@ -73,29 +73,44 @@ class Frame:
 
     given: DataFrame
     parts: list[int] = field(default_factory=list)
-    added: list[Column] = field(default_factory=list)  # of events, behind the DataFrame's own
+    added: list[Column] = field(default_factory=list)  # of events
     order_by: tuple[Column | str, ...] = ()
+    is_whole: bool = False  # whether its own columns are taken, too, in front of those
+
+    @property
+    def front(self) -> int:
+        """How many columns are in front of those that were added."""
+        return len(self.given.columns) if self.is_whole else 0
 
     def computed(self, most_partitions: int | None) -> DataFrame:
         """Return what the one pass computes."""
-        frame = self.given.select("*", *self.added) if self.added else self.given
+        frame = self._in_order(most_partitions)
+        if not self.added:
+            return frame
+        return frame.select(*(["*"] if self.is_whole else []), *self.added)
+
+    def _in_order(self, most_partitions: int | None) -> DataFrame:
         if self.order_by and most_partitions is not None:
-            return frame.repartitionByRange(most_partitions, *self.order_by).sortWithinPartitions(*self.order_by)
+            ranged = self.given.repartitionByRange(most_partitions, *self.order_by)
+            return ranged.sortWithinPartitions(*self.order_by)
         if self.order_by:
-            return frame.orderBy(*self.order_by)  # the partitions follow each other in that order
-        return frame if most_partitions is None else frame.coalesce(most_partitions)
+            return self.given.orderBy(*self.order_by)  # the partitions follow each other in that order
+        return self.given if most_partitions is None else self.given.coalesce(most_partitions)
 
 
 class Frames:
     """Every DataFrame of a batch, and the plans of what is made of them, in the order of the calls."""
 
     def __init__(self) -> None:
-        self.plans: list[Plan] = []
         self.frames: list[Frame] = []
+        self._plans: list[Plan] = []
+        self._of_added: set[int] = set()  # plans whose events are made of columns that were added
 
     def add_rows(self, given: DataFrame, plan: Plan) -> None:
         """Add the rows of a business table."""
-        self._add(self._frame_of(given), plan)
+        frame = self._frame_of(given)
+        frame.is_whole = True
+        self._add(frame, plan)
 
     def add_events(self, given: DataFrame, events: Events) -> None:
         """Add events; they go into the staging table of the DataFrame's business rows where Spark makes them.
@@ -105,40 +120,53 @@ class Frames:
             ColumnError: with every fault at once.
         """
         frame = self._frame_of(given)
-        number = sum(plan.event is not None for plan in self.plans)
-        if any(self.plans[part].event is not None for part in frame.parts) and events.order_by != frame.order_by:
+        if any(self._plans[part].event is not None for part in frame.parts) and events.order_by != frame.order_by:
             raise OptionError(
                 "order_by differs from that of earlier events of this DataFrame, which is computed once. Take "
                 "kept = frame.localCheckpoint(), and give kept and kept.select('*') to the calls of events()"
             )
-        plan = self._planned(frame, events, number)
+        plan, columns = self._planned(frame, events)
         frame.order_by = events.order_by
-        rows = next((part for part in frame.parts if self.plans[part].event is None), None)
+        frame.is_whole |= not columns
+        frame.added += columns
+        rows = next((part for part in frame.parts if self._plans[part].event is None), None)
         if rows is None or events.function is not None:
             self._add(frame, plan)
+            rows = frame.parts[-1]
         else:
-            self.plans[rows] = replace(self.plans[rows], event=plan.event)
+            self._plans[rows] = replace(self._plans[rows], event=plan.event)
+        if columns:
+            self._of_added.add(rows)
 
-    def _planned(self, frame: Frame, events: Events, number: int) -> Plan:
+    def plans(self) -> list[Plan]:
+        """Return the plans, when all is added."""
+        found = list(self._plans)
+        for frame in self.frames:
+            for part in self._of_added.intersection(frame.parts):
+                event = found[part].event
+                found[part] = replace(found[part], event=event and event.after(frame.front))
+        return found
+
+    def _planned(self, frame: Frame, events: Events) -> tuple[Plan, list[Column]]:
+        """Return the plan of events, and the columns that they are made of where they are not the DataFrame's."""
+        number = sum(plan.event is not None for plan in self._plans)
         maker = events.maker()
         if maker is not None:
             made = StructType([StructField(name, StringType()) for name in maker.fields])
-            return plan_events(made, events.same, number=number, maker=maker)
+            return plan_events(made, events.same, number=number, maker=maker), []
         if events.struct is not None:
             schema = frame.given.select(f"{events.struct}.*").schema
             columns = [f.col(events.struct)[name] for name in schema.names]
+        elif events.columns:
+            schema, columns = frame.given.select(*events.columns).schema, events.columns
         else:
-            schema = frame.given.select(*events.columns).schema if events.columns else frame.given.schema
-            columns = events.columns
+            return plan_events(frame.given.schema, events.same, number=number), []
         plan = plan_events(schema, events.same, number=number)
-        if not columns or plan.event is None:
-            return plan
-        behind = len(frame.given.columns) + len(frame.added)
         # Named apart, as the DataFrame may have columns of these names.
-        frame.added += [
+        named = [
             column.alias(f"{name} of events() {number + 1}") for name, column in zip(schema.names, columns, strict=True)
         ]
-        return replace(plan, event=plan.event.after(behind))
+        return replace(plan, event=plan.event and plan.event.after(len(frame.added))), named
 
     def _frame_of(self, given: DataFrame) -> Frame:
         for frame in self.frames:
@@ -148,5 +176,5 @@ class Frames:
         return self.frames[-1]
 
     def _add(self, frame: Frame, plan: Plan) -> None:
-        frame.parts.append(len(self.plans))
-        self.plans.append(plan)
+        frame.parts.append(len(self._plans))
+        self._plans.append(plan)

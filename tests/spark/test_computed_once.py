@@ -99,6 +99,19 @@ def test_rows_and_events_of_a_dataframe_agree(
     assert staging_tables(connection) == []
 
 
+def test_events_of_columns_take_no_other_column_of_the_dataframe(
+    spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection
+) -> None:
+    frame = spark.sql("SELECT 'a' AS order_id, timestamp'2026-01-01' AS made_at, make_interval(1) AS for_how_long, 1 AS twice")
+    frame = frame.select("*", f.lit(2).alias("twice"))
+
+    with OutboxBatch(spark, **named) as batch:
+        batch.events(frame, order_by=["order_id"], **of_columns())
+        batch.events(frame.select("order_id"), **{**of_columns(), "payload": f.lit("{}")})
+
+    assert one(connection, "SELECT array_agg(aggregate_id) FROM outbox.message") == ["a", "a"]
+
+
 def test_the_events_of_a_key_follow_the_calls_whichever_dataframe_they_are_of(
     spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection
 ) -> None:
