@@ -26,13 +26,14 @@
 #include <sys/time.h>
 #include <time.h>
 
-enum { CHANNEL = 1, FRAME_MAX = 131072, LARGEST_AGGREGATE_ID = 255 };
+enum { CHANNEL = 1, FRAME_MAX = 131072, LARGEST_AGGREGATE_ID = 255, LARGEST_ROLE = 63 };
 
 struct row {
     int64_t id;
     int16_t lane;
     char message_id[37];
     char aggregate_id[LARGEST_AGGREGATE_ID + 1];
+    char written_as[LARGEST_ROLE + 1];
 };
 
 struct route {
@@ -68,8 +69,8 @@ static struct row *read_rows(FILE *input, uint64_t *count) {
     *count = 0;
     while (rows != NULL && fgets(line, sizeof line, input) != NULL) {
         struct row *row = &rows[*count];
-        if (sscanf(line, "%" SCNd64 "\t%" SCNd16 "\t%36[^\t]\t%255[^\n]", &row->id, &row->lane, row->message_id,
-                   row->aggregate_id) != 4)
+        if (sscanf(line, "%" SCNd64 "\t%" SCNd16 "\t%36[^\t]\t%255[^\t]\t%63[^\n]", &row->id, &row->lane, row->message_id,
+                   row->aggregate_id, row->written_as) != 5)
             die("this row cannot be read", line);
         if (++*count == room) rows = realloc(rows, (room *= 2) * sizeof *rows);
     }
@@ -102,6 +103,8 @@ static void publish(amqp_connection_state_t connection, const struct route *rout
         {amqp_cstring_bytes("x-outbox-lane"), {.kind = AMQP_FIELD_KIND_I16, .value.i16 = row->lane}},
         {amqp_cstring_bytes("x-aggregate-id"),
          {.kind = AMQP_FIELD_KIND_UTF8, .value.bytes = amqp_cstring_bytes(row->aggregate_id)}},
+        {amqp_cstring_bytes("x-outbox-writer"),
+         {.kind = AMQP_FIELD_KIND_UTF8, .value.bytes = amqp_cstring_bytes(row->written_as)}},
     };
     amqp_basic_properties_t properties = {
         ._flags = AMQP_BASIC_CONTENT_TYPE_FLAG | AMQP_BASIC_HEADERS_FLAG | AMQP_BASIC_DELIVERY_MODE_FLAG |

@@ -30,7 +30,7 @@ FILL = """
 
 # What the C client needs to send the very same messages.
 LIST_ROWS = """
-    COPY (SELECT id, lane, message_id, aggregate_id FROM outbox.message_pending ORDER BY id) TO STDOUT
+    COPY (SELECT id, lane, message_id, aggregate_id, written_as FROM outbox.message_pending ORDER BY id) TO STDOUT
 """
 
 # The insert's own ring may have found the relay awake for a poll: rung again, so that it always wakes up at once.
