@@ -186,6 +186,11 @@ async def test_a_publisher_with_an_embedded_relay_goes_on(
     ) as publisher:
         await publisher.publish(events[0])
 
+        async def is_at_work() -> bool:
+            return await (await outbox.connection.execute("SELECT FROM outbox.node")).fetchone() is not None
+
+        # One that still connects would do so with the former password, and lose no session.
+        await eventually(is_at_work, "the relay has its session")
         logins[end].change()
         logins_are_refused = f"{end}: refused for "
         await eventually(lambda: any(logins_are_refused in reason for reason in publisher.state.reasons), "it says so")
