@@ -92,7 +92,8 @@ def _bill_days(options: argparse.Namespace, days: Sequence[date]) -> dict[str, A
         # A day is small: Spark's 200 partitions took several times as long.
         spark.conf.set("spark.sql.shuffle.partitions", options.partitions)
         parsed = purchases.parse(purchases.read_lines(spark, options.input))
-        wanted = of_days(parsed, days[0], days[-1]).persist()
+        # Not persist(): Spark would number lines and ask for the date again for what it has lost.
+        wanted = of_days(parsed, days[0], days[-1]).localCheckpoint()
         done = []
         for number, each in enumerate(days, start=1):
             spark.sparkContext.setJobGroup("daily", f"day {each}, {number} of {len(days)}")
@@ -111,20 +112,17 @@ def bill_day(spark: SparkSession, parsed: DataFrame, day: date, options: argpars
     database = Database(conninfo(options.url))
     while True:
         number = _last_run(database) + 1
-        bills = bill(parsed, read_known(spark, database, day), day).persist()
+        bills = bill(parsed, read_known(spark, database, day), day)
         try:
-            try:
-                figures = examine(bills, day, may_withdraw=options.withdraw)
-            except DataTestError as error:
-                raise JobError(str(error)) from None
-            told = {"day": str(day), **{name: _plain(value) for name, value in asdict(figures).items()}}
-            if not figures.has_news:
-                return {**told, "recognised": True}
-            taken_by = _write(spark, bills, _note(figures, day, number), options)
-            if taken_by is None:
-                return {**told, "recognised": False, "run": number}
-        finally:
-            bills.unpersist()
+            figures = examine(bills, day, may_withdraw=options.withdraw)
+        except DataTestError as error:
+            raise JobError(str(error)) from None
+        told = {"day": str(day), **{name: _plain(value) for name, value in asdict(figures).items()}}
+        if not figures.has_news:
+            return {**told, "recognised": True}
+        taken_by = _write(spark, bills, _note(figures, day, number), options)
+        if taken_by is None:
+            return {**told, "recognised": False, "run": number}
         if _last_run(database) < number:
             raise JobError(
                 f"{day}: nothing of the day was written: the ledger has batch {APP_ID!r} version {number}, "

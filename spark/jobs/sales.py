@@ -45,14 +45,6 @@ class Bills:
     invoices: DataFrame
     customers: DataFrame  # those whose total changes, or who are new
 
-    def persist(self) -> "Bills":
-        """Compute each of them once: checked is what is written."""
-        return Bills(*(getattr(self, name).persist() for name in self.__slots__))
-
-    def unpersist(self) -> None:
-        for name in self.__slots__:
-            getattr(self, name).unpersist()
-
 
 def read_known(spark: SparkSession, database: Database, day: date) -> Known:
     """Read what is written of a day."""
@@ -76,16 +68,17 @@ def of_days(parsed: DataFrame, first: date, last: date) -> DataFrame:
 
 
 def bill(parsed: DataFrame, known: Known, day: date) -> Bills:
-    """Bill a day."""
+    """Bill a day. Each frame is computed once, also when an executor is lost: checked is what is written."""
     purchases = of_days(parsed, day, day)
-    lines = _lines(purchases.where("reason IS NULL"), known.lines)
-    invoices = _invoices(lines, known.invoices)
+    refused = purchases.where("reason IS NOT NULL")
+    lines = _lines(purchases.where("reason IS NULL"), known.lines).localCheckpoint()
+    invoices = _invoices(lines, known.invoices).localCheckpoint()
     return Bills(
         purchases=purchases,
-        quarantined=purchases.where("reason IS NOT NULL").join(known.quarantine, known.quarantine.columns, "left_anti"),
+        quarantined=refused.join(known.quarantine, known.quarantine.columns, "left_anti").localCheckpoint(),
         lines=lines,
         invoices=invoices,
-        customers=_customers(invoices, known.customers),
+        customers=_customers(invoices, known.customers).localCheckpoint(),
     )
 
 

@@ -14,7 +14,7 @@ from outbox_spark.errors import BatchError
 
 ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n(.*?)\n\s*== Optimized", re.DOTALL)
 EACH_TIME = re.compile(
-    r"\b(?:rand|randn|random|randstr|uuid|shuffle|now|current_timestamp|localtimestamp|current_date|current_time"
+    r"\b(rand|randn|random|randstr|uuid|shuffle|now|current_timestamp|localtimestamp|current_date|current_time"
     r"|monotonically_increasing_id|spark_partition_id|input_file_name)\("
 )
 # A call of a Python function, and a step by one, has a number behind its parenthesis. So has a column that is named
@@ -32,11 +32,11 @@ def refuse_computed_twice(frames: Sequence[DataFrame]) -> None:
         return
     steps = [_volatile_steps(_plan_of(frame)) for frame in frames]
     for one, other in combinations(steps, 2):
-        if shared := one & other:
+        if shared := one.keys() & other.keys():
             raise BatchError(
                 "nothing of the batch was written: two of its DataFrames are made of one, and share what may differ "
-                f"when it is computed again: {min(shared):.200}. Give rows() and events() the same DataFrame, which is "
-                "computed once. Or make both of its localCheckpoint()"
+                f"when it is computed again: {', '.join(sorted({one[step] for step in shared}))}. Give rows() and "
+                "events() the same DataFrame, which is computed once. Or make both of its localCheckpoint()"
             )
 
 
@@ -46,7 +46,13 @@ def _plan_of(frame: DataFrame) -> str:
     return "" if found is None else found[1]
 
 
-def _volatile_steps(plan: str) -> set[str]:
+def _volatile_steps(plan: str) -> dict[str, str]:
+    """Return each line of a plan that computes such a thing, and its name."""
     calls = set(PYTHON_CALL.findall(plan)) - set(NAMED.findall(plan))
-    steps = (line.lstrip(" :+-|") for line in plan.splitlines())
-    return {step for step in steps if EACH_TIME.search(step) or calls & set(PYTHON_CALL.findall(step))}
+    found = {}
+    for line in plan.splitlines():
+        if named := EACH_TIME.search(line):
+            found[line.lstrip(" :+-|")] = f"{named[1]}()"
+        elif calls & set(PYTHON_CALL.findall(line)):
+            found[line.lstrip(" :+-|")] = "a Python function"
+    return found

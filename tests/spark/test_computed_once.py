@@ -102,8 +102,8 @@ def test_rows_and_events_of_a_dataframe_agree(
 def test_events_of_columns_take_no_other_column_of_the_dataframe(
     spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection
 ) -> None:
-    frame = spark.sql("SELECT 'a' AS order_id, timestamp'2026-01-01' AS made_at, make_interval(1) AS for_how_long, 1 AS twice")
-    frame = frame.select("*", f.lit(2).alias("twice"))
+    row = "SELECT 'a' AS order_id, timestamp'2026-01-01' AS made_at, make_interval(1) AS for_how_long, 1 AS twice"
+    frame = spark.sql(row).select("*", f.lit(2).alias("twice"))
 
     with OutboxBatch(spark, **named) as batch:
         batch.events(frame, order_by=["order_id"], **of_columns())
@@ -130,18 +130,19 @@ def test_the_events_of_a_key_follow_the_calls_whichever_dataframe_they_are_of(
 
 
 @pytest.mark.parametrize(
-    "step",
+    ("step", "what"),
     [
-        lambda frame: frame.withColumn("order_id", f.udf(lambda: str(uuid4()))()),
-        lambda frame: frame.withColumn("order_id", f.upper(f.udf(lambda: str(uuid4()))())),
-        lambda frame: frame.withColumn("order_id", f.expr("uuid()")),
-        lambda frame: frame.withColumn("made_at", f.current_timestamp()),
-        lambda frame: frame.mapInPandas(lambda rows: rows, frame.schema),
+        (lambda frame: frame.withColumn("order_id", f.udf(lambda: str(uuid4()))()), "a Python function"),
+        (lambda frame: frame.withColumn("order_id", f.upper(f.udf(lambda: str(uuid4()))())), "a Python function"),
+        (lambda frame: frame.withColumn("order_id", f.expr("uuid()")), r"uuid\(\)"),
+        (lambda frame: frame.withColumn("made_at", f.current_timestamp()), r"current_timestamp\(\)"),
+        (lambda frame: frame.mapInPandas(lambda rows: rows, frame.schema), "a Python function"),
     ],
     ids=["function", "inside", "uuid", "time", "pandas"],
 )
 def test_two_dataframes_made_of_one_that_may_differ_are_refused(
     step: Callable[[DataFrame], DataFrame],
+    what: str,
     spark: SparkSession,
     named: dict[str, Any],
     connection: psycopg.Connection,
@@ -150,7 +151,7 @@ def test_two_dataframes_made_of_one_that_may_differ_are_refused(
     frame = step(rows)
 
     with (
-        pytest.raises(outbox_spark.BatchError, match=r"are made of one.*localCheckpoint"),
+        pytest.raises(outbox_spark.BatchError, match=rf"are made of one.*again: {what}\. .*localCheckpoint"),
         OutboxBatch(spark, **named) as batch,
     ):
         events_of_another(batch, frame)

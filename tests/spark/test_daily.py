@@ -61,11 +61,8 @@ def bill(spark: SparkSession, database_url: str, connection: psycopg.Connection,
     def bill_days(*days: date, withdraw: bool = False) -> list[dict[str, Any]]:
         options = argparse.Namespace(url=database_url, withdraw=withdraw, partitions=2, outbox_schema="outbox")
         parsed = purchases.parse(purchases.read_lines(spark, str(input_file)))
-        wanted = of_days(parsed, min(days), max(days)).persist()
-        try:
-            return [daily.bill_day(spark, wanted, day, options) for day in days]
-        finally:
-            wanted.unpersist()
+        wanted = of_days(parsed, min(days), max(days)).localCheckpoint()
+        return [daily.bill_day(spark, wanted, day, options) for day in days]
 
     return bill_days
 

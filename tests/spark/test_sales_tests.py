@@ -1,6 +1,6 @@
 """Each data test of a day's bills, with a fault planted that it is there for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
@@ -20,7 +20,7 @@ INPUT = "7 19970101 1 60.00\n7 19970101 2 50.00\n8 19970101 1 5.00\n8 19970101 n
 
 
 @pytest.fixture(scope="module")
-def bills(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bills]:
+def bills(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Bills:
     """The good bills of a day: a new customer, and one who was known and has bought something before."""
     file = tmp_path_factory.mktemp("input") / "purchases.txt"
     file.write_text(INPUT)
@@ -30,9 +30,7 @@ def bills(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         customers=spark.createDataFrame([("8", Decimal("20.00"), 0)], CUSTOMERS),
         quarantine=spark.createDataFrame([], QUARANTINE),
     )
-    made = bill(purchases.parse(purchases.read_lines(spark, str(file))), known, DAY).persist()
-    yield made
-    made.unpersist()
+    return bill(purchases.parse(purchases.read_lines(spark, str(file))), known, DAY)
 
 
 def test_good_bills_pass(bills: Bills) -> None:
