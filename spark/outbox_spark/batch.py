@@ -179,9 +179,7 @@ class OutboxBatch:
         tag = f"outbox-{self._token}"
         self._spark.addTag(tag)
         try:
-            self.recognised = commit_batch(
-                [(save, staged) for save, staged in zip(saves, self._stage(saves), strict=True)]
-            )
+            self.recognised = commit_batch(list(zip(saves, self._stage(saves), strict=True)))
         except BaseException:
             with suppress(Exception):  # what has gone wrong may be Spark itself, and is what the caller is to hear of
                 self._spark.interruptTag(tag)  # the tasks of a job that is not waited for any more

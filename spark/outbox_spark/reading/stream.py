@@ -104,9 +104,8 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
 
         if isinstance(limit, ReadAllAvailable):
             return Limits(None, None)
-        seconds = self._read.options.max_time
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) and limit.max_rows < MAX_NUMBER else None
-        return Limits(most, None if seconds is None else timedelta(seconds=seconds))
+        options = self._read.options
+        return Limits(options.max_rows, None if options.max_time is None else timedelta(seconds=options.max_time))
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Task]:
         """Divide the rows that were sent between two offsets.
