@@ -30,6 +30,7 @@ from tests.engine.world import GivesUp, OpenTransaction, SteppedLoop, World, Wor
 LANES = 2
 POLICY = DeliveryPolicy.of(Ordering.KEY, KeyPolicy.HOLD)
 SETTINGS = RelaySettings(node="model", sweep_interval=1e9)
+ROW_BY_ROW = RelaySettings(node="model", sweep_interval=1e9, max_window_rows=16)  # a lane brings one row a read
 STEP = 1.0  # seconds
 
 
@@ -37,7 +38,7 @@ class Limits(NamedTuple):
     """What a course may have of what could otherwise go on without end.
 
     Attributes:
-        rows: of two keys in turn, each key in a separate lane; half of them are there from the start.
+        rows: of these keys in turn; half of them are there from the start.
         moves: how often a relay begins to take lanes, or to leave some.
         saves: of floors that differ from what is saved.
         late: the number of the row whose transaction commits at any time; 0: no row.
@@ -45,6 +46,9 @@ class Limits(NamedTuple):
         put_back: refused rows that a lock keeps from being put away.
         left: reads of rows whose key an operator has just released: they are left to the table.
         kills: of relays.
+        ahead: reads ahead of a backlog that bring rows.
+        keys: by default each in a separate lane.
+        settings: of both relays.
     """
 
     rows: int
@@ -55,6 +59,9 @@ class Limits(NamedTuple):
     put_back: int = 0
     left: int = 0
     kills: int = 0
+    ahead: int = 0
+    keys: tuple[int, ...] = (0, 1)
+    settings: RelaySettings = SETTINGS
 
 
 class Relay:
@@ -67,7 +74,7 @@ class Relay:
         self.open: list[Row] = []
         self.publisher = Publisher(POLICY, max_in_flight=LANES)
         self.publisher.attach(cast("Any", self))
-        self.tail = Tail(session, SETTINGS, POLICY, GivesUp())
+        self.tail = Tail(session, course.limits.settings, POLICY, GivesUp())
         self.floors = Floors(session, self.tail, GivesUp())
         self.lanes = Lanes(
             session, self.tail, self.publisher, floors=self.floors, health=Health(), learn=_learn_nothing
@@ -88,6 +95,13 @@ class Relay:
                 rows = await self.tail._next_rows()
                 self.session.between_reads = between = None
                 self.publisher.offer(self.tail.hold_rows(rows))
+
+    async def read_ahead(self, between: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        self.session.between_reads = between
+        rows = await self.tail._rows_ahead()
+        self.session.between_reads = None
+        self.course.ahead += bool(rows)
+        self.publisher.offer(self.tail.hold_rows(rows), behind=())
 
     async def read_what_was_held(self) -> None:
         """Read rows of keys that are held, as far as the relay knows; the table does not hold them any more."""
@@ -142,6 +156,7 @@ class Relay:
             seen.watermark(self.tail._known_until),
             tuple(sorted(self.tail._left_keys)),
             tuple(sorted((key, each.first) for key, each in self.tail._backing_off._waits.items() if key)),
+            tuple(sorted(self.tail._ahead.after.items())),
             self.floors._saved == self.tail.floors(),
         )
 
@@ -162,6 +177,7 @@ class Course:
         self.relays = [Relay(self) for _ in range(2)]
         self.late: OpenTransaction | None = None
         self.written = self.refusals = self.put_back = self.left = self.kills = self.moves = self.saves = 0
+        self.ahead = 0
         self.sent: set[int] = set()
         self.confirmed: set[int] = set()
 
@@ -182,6 +198,10 @@ class Course:
             if self.limits.late and self.late is None:
                 between = partial(leave_all, relay)
                 yield Step("read, and leave and give up before it reads again", partial(relay.read, between))
+            if self.ahead < self.limits.ahead and relay.tail._ahead.after and relay.tail._positions.has_room():
+                yield Step("read ahead", relay.read_ahead)
+                between = partial(leave_all, relay)
+                yield Step("read ahead, and leave and give up meanwhile", partial(relay.read_ahead, between))
             if self.left < self.limits.left and relay.tail._positions.has_room():
                 yield Step("read what was held", relay.read_what_was_held)
         for row in relay.open:
@@ -207,7 +227,7 @@ class Course:
         """Write half of the rows."""
         for _ in range(self.limits.rows // 2):
             transaction = self.world.begin()
-            self.world.insert(transaction, self.written % LANES)
+            self.world.insert(transaction, self.limits.keys[self.written % len(self.limits.keys)])
             self.written += 1
             if self.written == self.limits.late:
                 self.late = transaction
@@ -278,6 +298,7 @@ class Course:
                 self.put_back,
                 self.left,
                 self.kills,
+                self.ahead,
                 self.moves,
                 self.saves,
             ),

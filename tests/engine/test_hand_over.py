@@ -4,6 +4,7 @@ A saved floor is below each row that was read and is not settled, whichever way 
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from relay.engine.read.positions import LaneFloor, Positions
 from relay.engine.read.tail import BackingOff, Tail
 from relay.engine.row import Row
-from tests.engine.hand_over import Limits, explore
+from tests.engine.hand_over import ROW_BY_ROW, Limits, explore
+
+# Two keys of one lane, so that there is a backlog ahead of which to read.
+one_lane = partial(Limits, saves=0, keys=(0, 3), settings=ROW_BY_ROW)
 
 LARGER = {
     "hand-over": Limits(rows=6, moves=2, saves=1),
@@ -21,6 +25,7 @@ LARGER = {
     "row put back": Limits(rows=4, moves=2, saves=1, refusals=1, put_back=1),
     "released key": Limits(rows=4, moves=2, saves=1, left=1),
     "killed": Limits(rows=4, moves=2, saves=1, kills=1),
+    "read ahead": one_lane(rows=6, moves=1, saves=1, late=2, ahead=1),
 }
 
 
@@ -76,6 +81,10 @@ def give_up_amid_a_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Positions, "is_clear", lambda self, lane: not self._window.ids(lane))
 
 
+def read_ahead_of_what_has_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Positions, "has_missed", lambda *_: False)
+
+
 class PlantedBug(NamedTuple):
     """A bug, small limits within which it does harm, and what is found."""
 
@@ -88,6 +97,7 @@ BUGS = [
     PlantedBug(forget_what_leaves, Limits(rows=3, moves=2, saves=1), "the saved floor"),
     PlantedBug(forget_what_is_under_way, Limits(rows=2, moves=2, saves=1), "the saved floor"),
     PlantedBug(give_up_amid_a_read, Limits(rows=2, moves=2, saves=0, late=1), "does not hold its lane"),
+    PlantedBug(give_up_amid_a_read, one_lane(rows=4, moves=2, ahead=1), "does not hold its lane"),
     PlantedBug(forget_what_backs_off, Limits(rows=6, moves=1, saves=1, refusals=1), "only a sweep finds"),
     PlantedBug(forget_what_is_put_back, Limits(rows=2, moves=1, saves=0, refusals=1, put_back=1), "only a sweep finds"),
     PlantedBug(
@@ -96,6 +106,7 @@ BUGS = [
 ]
 SLOW_BUGS = [
     PlantedBug(forget_what_is_left, Limits(rows=2, moves=2, saves=1, left=1), "only a sweep finds"),
+    PlantedBug(read_ahead_of_what_has_ended, one_lane(rows=6, moves=1, late=2, ahead=1), "is sent before"),
     PlantedBug(forget_what_runs, Limits(rows=4, moves=2, saves=1, late=1), "the saved floor"),
 ]
 

@@ -4,6 +4,7 @@ Tail and publisher are real, the table and the broker are not (world.py): so tho
 """
 
 import asyncio
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -125,10 +126,20 @@ class Relaying(RuleBasedStateMachine):
             return
         self.world.clock += BETWEEN
         self.session.reads = 0
-        window = self.loop.do(self.tail._next_rows())
+        self._offer(self.loop.do(self.tail._next_rows()))
+
+    @precondition(lambda self: self.tail._ahead.after)
+    @rule()
+    def read_ahead(self) -> None:
+        if self.tail._positions.has_room():
+            self.world.clock += BETWEEN
+            self._offer(self.loop.do(self.tail._rows_ahead()), behind=())
+
+    def _offer(self, window: list[Row], behind: Collection[int] | None = None) -> None:
         kept = [row for row in window if row.key in self.held]
         self._park(kept)
-        self.publisher.offer(self.tail.hold_rows([row for row in window if row.key not in self.held]))
+        rows = self.tail.hold_rows([row for row in window if row.key not in self.held])
+        self.publisher.offer(rows, behind=behind)
 
     @precondition(lambda self: len(self.world.running) > 1)
     @rule(which=ANY, other=ANY)

@@ -8,7 +8,7 @@ from psycopg import AsyncConnection
 
 from relay.config.settings import DatabaseSettings, RelaySettings
 from relay.engine.read.floors import LOAD
-from relay.engine.read.pending import DUE
+from relay.engine.read.pending import CROWDED, DUE
 from relay.engine.read.tail import Tail
 from relay.engine.row import ROWS_PER_MOVE
 from relay.engine.session.session import LaneSession, array_text
@@ -59,9 +59,12 @@ async def test_no_hot_statement_scans_more_than_the_pending_index(session: LaneS
     ids = {"lanes": array_text([3] * 1000), "ids": array_text(range(100_000, 101_000))}
     held = array_text(range(5000))
     reading = {"lanes": LANES, "floors": [0] * 16, "held": held, "rows": 500}
-    reading |= {"bytes": [1 << 18] * 16, "largest": 1 << 24}
+    reading |= {"bytes": [1 << 18] * 16, "after": [0] * 16, "largest": 1 << 24}
+    ahead = {"floors": [190_000] * 16, "after": [199_500] * 16, "rows": 30}
     statements: dict[str, tuple[bytes, dict[str, Any]]] = {
         "read": (tail.statement, reading),
+        "read ahead": (tail.ahead_statement, reading | ahead),
+        "crowded": (session.sql(CROWDED), reading | ahead | {"most": 300}),
         "due": (session.sql(DUE), {"held": held}),
         "floors": (session.sql(LOAD), {"lanes": LANES}),
         "mark": (mark_statement(session), {**ids, "node": "relay-1"}),

@@ -217,12 +217,12 @@ async def test_a_row_that_becomes_due_amid_a_sweep_is_no_find_of_it(
     swept: list[int] = []
     select = follower.tail._select
 
-    async def become_due(plan: Plan) -> tuple[Row, list[Row]]:
+    async def become_due(statement: bytes, plan: Plan) -> tuple[Row, list[Row]]:
         if plan.sweeping is not None:
             if not swept:
                 await outbox.connection.execute(BECOME_DUE, [plan.sweeping])
             swept.append(plan.sweeping)
-        return await select(plan)
+        return await select(statement, plan)
 
     monkeypatch.setattr(follower.tail, "_select", become_due)
     follower.tail._positions._sweep_at = 0.0

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from math import ceil, inf
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +15,14 @@ from psycopg.errors import LockNotAvailable
 from psycopg.sql import SQL, Composed
 
 from relay.engine.read.floors import LOAD, SAVE
-from relay.engine.read.pending import DUE, DUE_FAR, READ
+from relay.engine.read.pending import CROWDED, DUE, DUE_FAR, READ, ROWS_OF_KEY
 from relay.engine.read.positions import LaneFloor
 from relay.engine.row import Row
 from relay.engine.session.session import HeldLanes
 from tests.engine.rows import ROW
 
 LANES = 3
-STATEMENTS = {"read": READ, "due": DUE, "save": SAVE, "load": LOAD}
+STATEMENTS = {"read": READ, "crowded": CROWDED, "due": DUE, "save": SAVE, "load": LOAD}
 
 
 class GivesUp:
@@ -120,19 +122,44 @@ class World:
         return f"{running[0] if running else end}:{end}:{','.join(map(str, running))}".encode()
 
     def read(self, parameters: Mapping[str, Any]) -> list[Row]:
-        """Answer the tail's READ."""
-        held = set(numbers(parameters["held"]))
+        """Answer the tail's READ in order."""
+        rows = self._head()
+        for lane, floor in zip(numbers(parameters["lanes"]), numbers(parameters["floors"]), strict=True):
+            rows += self._pending(parameters, lane, floor)[: parameters["rows"]]
+        return rows
+
+    def read_ahead(self, parameters: Mapping[str, Any]) -> list[Row]:
+        """Answer the tail's READ ahead of backlogs."""
+        rows = self._head()
+        floors = zip(*(numbers(parameters[name]) for name in ("lanes", "floors", "after")), strict=True)
+        for lane, floor, after in floors:
+            last = {row.key: row.id for row in self._pending(parameters, lane, after)[: parameters["rows"]]}
+            pending = self._pending(parameters, lane, floor)
+            first = [
+                [row for row in pending if row.key == key and row.id <= id_][:ROWS_OF_KEY] for key, id_ in last.items()
+            ]
+            rows += sorted(chain.from_iterable(first), key=attrgetter("id"))[: parameters["rows"]]
+        return rows
+
+    def crowded(self, parameters: Mapping[str, Any]) -> list[tuple[int]]:
+        """Answer the tail's CROWDED."""
+        lanes = zip(numbers(parameters["lanes"]), numbers(parameters["after"]), strict=True)
+        return [
+            (lane,) for lane, after in lanes if len(self._pending(parameters, lane, after)) > parameters["most"]
+        ]
+
+    def _head(self) -> list[Row]:
         waits = [self._wait(written) for written in self.table.values() if written.state == "pending" and written.due]
         head = ROW._replace(lane=-1, id=self._ids, message_id=self.snapshot(), created_at=0)
-        rows = [head._replace(backoff_ms=min(waits, default=DUE_FAR))]
-        for lane, floor in zip(numbers(parameters["lanes"]), numbers(parameters["floors"]), strict=True):
-            pending = [
-                written.row._replace(attempts=written.attempts, backoff_ms=self._wait(written))
-                for id_, written in sorted(self.table.items())
-                if written.state == "pending" and written.row.lane == lane and id_ > floor and id_ not in held
-            ]
-            rows += pending[: parameters["rows"]]
-        return rows
+        return [head._replace(backoff_ms=min(waits, default=DUE_FAR))]
+
+    def _pending(self, parameters: Mapping[str, Any], lane: int, above: int) -> list[Row]:
+        held = set(numbers(parameters.get("held", "")))
+        return [
+            written.row._replace(attempts=written.attempts, backoff_ms=self._wait(written))
+            for id_, written in sorted(self.table.items())
+            if written.state == "pending" and written.row.lane == lane and id_ > above and id_ not in held
+        ]
 
     def due(self, parameters: Mapping[str, Any]) -> list[tuple[int, int]]:
         """Answer the tail's DUE."""
@@ -198,7 +225,7 @@ class WorldSession:
 
     Attributes:
         answers: how many statements it answers before it refuses the others.
-        between_reads: called once, before a read that repeats the one just made, from further back.
+        between_reads: called once, before a read that repeats the one just made, from further back, or a read ahead.
     """
 
     schema = "outbox"
@@ -220,7 +247,9 @@ class WorldSession:
     def cursor(self) -> "WorldSession":
         return self
 
-    def sql(self, statement: SQL, **_names: object) -> str:
+    def sql(self, statement: SQL, *, source: Composed | None = None, **_names: object) -> str:
+        if source is not None and "owned.after" in source.as_string():
+            return "read ahead"
         return next(kind for kind, known in STATEMENTS.items() if statement is known)
 
     @asynccontextmanager
@@ -237,10 +266,16 @@ class WorldSession:
             case "read":
                 assert prepare
                 self.reads += 1
-                if self.reads > 1 and (between := self.between_reads) is not None:
-                    self.between_reads = None
-                    await between()
+                if self.reads > 1:
+                    await self._do_between_reads()
                 self._rows = self._world.read(parameters)
+            case "read ahead":
+                assert prepare
+                await self._do_between_reads()
+                self._rows = self._world.read_ahead(parameters)
+            case "crowded":
+                assert prepare
+                self._rows = self._world.crowded(parameters)
             case "due":
                 assert prepare
                 self._rows = self._world.due(parameters)
@@ -253,6 +288,11 @@ class WorldSession:
             case _:
                 self._world.unlock(parameters)
         return self
+
+    async def _do_between_reads(self) -> None:
+        if (between := self.between_reads) is not None:
+            self.between_reads = None
+            await between()
 
     async def fetchall(self) -> Sequence[Any]:
         return self._rows

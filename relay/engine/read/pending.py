@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from psycopg.sql import SQL
+from psycopg.sql import SQL, Identifier
 
 from relay.engine.row import MAX_TRACEPARENT, MAX_TRACESTATE
 from relay.outbox.headers import MAX_HEADER_DEPTH
@@ -52,10 +52,51 @@ BODY_SIZE = SQL("""
     END
 """)
 
-# The first row has lane -1. It carries the snapshot of the read, the highest id that was given until then, and the time
-# until the first delayed row is due.
 # A row that waits out its backoff is read, so that its key is held. A row that its writer delayed is not read before it
 # is due. A hashed subplan leaves out what is held already.
+READABLE = SQL("""
+    state = 'pending' AND (available_at IS NULL OR available_at <= now() OR attempts > 0)
+        AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
+""")
+
+# The rows of a lane above its floor.
+IN_ORDER = SQL("""
+    SELECT * FROM {schema}.message WHERE lane = owned.lane AND id > owned.floor AND {readable}
+""")
+
+# The rows of a lane above `after`, and ahead of each the rows of its key, from the lane's floor on. So they are the first
+# rows of their keys that this snapshot has. A key has few of a read, or its backlog would keep the others out.
+AHEAD = SQL("""
+    WITH fresh AS MATERIALIZED (
+        SELECT id, aggregate_type, aggregate_id FROM {schema}.message
+        WHERE lane = owned.lane AND id > owned.after AND {readable}
+        ORDER BY id
+        LIMIT %(rows)s
+    ), key AS MATERIALIZED (
+        SELECT aggregate_type, aggregate_id, max(id) AS last FROM fresh
+        WHERE aggregate_id IS NOT NULL
+        GROUP BY aggregate_type, aggregate_id
+    ), first AS MATERIALIZED (
+        SELECT id FROM fresh WHERE aggregate_id IS NULL
+        UNION ALL
+        SELECT of_key.id FROM key CROSS JOIN LATERAL (
+            SELECT id FROM {schema}.message
+            WHERE hashtextextended(aggregate_id, 0) = hashtextextended(key.aggregate_id, 0)
+                AND aggregate_id = key.aggregate_id AND aggregate_type = key.aggregate_type
+                AND id > owned.floor AND id <= key.last AND {readable}
+            ORDER BY id
+            LIMIT {rows_of_key}
+        ) AS of_key
+    )
+    SELECT message.* FROM first CROSS JOIN LATERAL (
+        SELECT * FROM {schema}.message WHERE state = 'pending' AND lane = owned.lane AND id = first.id
+        OFFSET 0
+    ) AS message
+""")
+ROWS_OF_KEY = 8
+
+# The first row has lane -1. It carries the snapshot of the read, the highest id that was given until then, and the time
+# until the first delayed row is due.
 # A row that does not fit into the bytes of its lane is left out, and comes again when there is room. What is stored
 # compressed is unpacked only when the rows up to there fit by their stored sizes (`reach`). 60 MB of headers are 240 KB
 # in the table, and unpacking the headers of all rows takes longer than a statement may. A row may become larger than it
@@ -105,7 +146,8 @@ READ = SQL("""
         END,
         CASE WHEN fits THEN greatest(cost, stored_body::bigint + stored_headers + stored_others) ELSE cost END,
         NOT fits, key_role, written_as
-    FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[]) AS owned (lane, floor, bytes)
+    FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[], %(bytes)s::bigint[], %(after)s::bigint[])
+        AS owned (lane, floor, bytes, after)
     CROSS JOIN LATERAL (
         SELECT *, reach <= owned.bytes AND (cost <= stored_cost OR reach = stored_cost)
             AND sum(cost::float8) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) <= owned.bytes AS fits
@@ -162,10 +204,7 @@ READ = SQL("""
                                 THEN 0
                                 ELSE pg_column_size(trace_context) * {packed}
                             END AS stored_cost
-                        FROM {schema}.message
-                        WHERE state = 'pending' AND lane = owned.lane AND id > owned.floor
-                            AND (available_at IS NULL OR available_at <= now() OR attempts > 0)
-                            AND id NOT IN (SELECT unnest(%(held)s::bigint[]))
+                        FROM ({source}) AS message
                         ORDER BY id
                         LIMIT %(rows)s
                     ) AS first_rows
@@ -184,10 +223,16 @@ READ = SQL("""
 """)
 
 
-def read_statement(session: "LaneSession", max_message_bytes: int) -> bytes:
-    """Return the tail's READ for the session's schema; of a larger payload only the size is read."""
+def read_statement(session: "LaneSession", max_message_bytes: int, source: SQL = IN_ORDER) -> bytes:
+    """Return the tail's READ for the session's schema; of a larger payload only the size is read.
+
+    Args:
+        source: the rows of a lane, `IN_ORDER` or `AHEAD`.
+    """
+    schema = Identifier(session.schema)
     return session.sql(
         READ,
+        source=source.format(schema=schema, readable=READABLE, rows_of_key=ROWS_OF_KEY),
         body_size=BODY_SIZE,
         decimals=DECIMALS,
         far=DUE_FAR,
@@ -206,6 +251,17 @@ def read_statement(session: "LaneSession", max_message_bytes: int) -> bytes:
         body_bytes=max_message_bytes + SIZE_SLACK,
     )
 
+
+# Lanes with more rows above `after` than these.
+CROWDED = SQL("""
+    SELECT lane FROM unnest(%(lanes)s::smallint[], %(after)s::bigint[]) AS owned (lane, after)
+    WHERE EXISTS (
+        SELECT FROM {schema}.message
+        WHERE state = 'pending' AND message.lane = owned.lane AND id > owned.after
+        ORDER BY id
+        OFFSET %(most)s
+    )
+""")
 
 # Rows whose delay is over, or that an operator put back: by lane, the id from which to read again.
 DUE = SQL("""

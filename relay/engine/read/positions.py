@@ -27,6 +27,7 @@ FAR = 100_000  # ids; a read that starts so far behind the last one may walk ove
 GAP = 0.05  # seconds between taking an id and taking a transaction id, at most (the sweep catches the rest)
 NEAR = 5_000  # ids: running transactions that started within them are awaited by reading from there each time
 LANE_SHARE = 4  # a lane may hold this part of the window: one whose key is stuck must not fill all of it
+AHEAD_SHARE = 4  # a read ahead of the backlogs brings this part of the window at most
 READ_SHARE = 4  # a read brings this part of the window at most: its rows are in libpq's memory at the same time
 START_BYTES = 8 * 1024 * 1024
 
@@ -209,6 +210,47 @@ class Positions:
             self.reread_from(lane, back)
         return self._plan(plan.watermark, plan.floor, reach=back)
 
+    def plan_ahead(self, known_until: float, after: Collection[int]) -> Plan | None:
+        """Return a read ahead of the backlogs of these lanes; None when there is no room for one.
+
+        Its floors are below each row that the table has and no read has brought, but for the rows of transactions that
+        ran during the last read. So a read that finds one of these ended is void (`has_missed`).
+
+        Args:
+            known_until: as `plan` takes it.
+        """
+        watermark = self._open.watermark(known_until)
+        floor = self._open.floor(watermark)
+        lanes = [lane for lane in self._readable() if lane in after and lane not in self._far]
+        if not lanes or self._large:
+            return None
+        room, room_bytes = self._window.room
+        rows = min(room, self._window.max_rows // AHEAD_SHARE) // len(lanes)
+        floors = [min(self._floors[lane], floor) for lane in lanes]
+        self._planned = lanes
+        return Plan(
+            lanes,
+            floors,
+            self._held(lanes, floors),
+            max(1, min(rows, self._window.lane_quota // 4)),
+            dict.fromkeys(lanes, max(1, room_bytes // AHEAD_SHARE // len(lanes))),
+            None,
+            watermark,
+            floor,
+            floor,
+        )
+
+    def has_missed(self, snapshot: bytes) -> bool:
+        """Whether a transaction has ended that ran during the last read: its rows may belong before those of this one."""
+        return self._open.has_ended(snapshot)
+
+    def take_ahead(self, rows: list[Row]) -> list[Row]:
+        """Note what a read ahead has brought, and return it without the rows that did not fit, and those behind them."""
+        rows, _ = without_left_out(rows)
+        for lane, group in groupby(rows, itemgetter(0)):
+            self._window.add(lane, list(group))
+        return rows
+
     def end_read(self) -> None:
         """Note that the read has brought its rows, which `take` notes at once, or has failed."""
         self._planned = ()
@@ -230,9 +272,8 @@ class Positions:
         for lane in plan.lanes:
             self._far.pop(lane, None)
             self._large.pop(lane, None)
-        waiting = {row.lane: row for row in reversed(rows) if row.left_out}  # the first of its lane
+        rows, waiting = without_left_out(rows)
         if waiting:
-            rows = [row for row in rows if row.lane not in waiting or row.id < waiting[row.lane].id]
             self._large |= {lane: row.cost for lane, row in waiting.items() if row.cost > plan.bytes[lane]}
         self._move_floors(plan, rows, waiting, position)
         # A lane without room waits until it has some; then `forget` sets `has_more`.
@@ -271,8 +312,8 @@ class Positions:
         for lane in ended:
             self._floors[lane] = position
         lagging = set(plan.lanes) - ended
-        self.behind = lagging | self._lagging
-        self._lagging = lagging | self._lagging.difference(plan.lanes)
+        self.behind = lagging | self._lagging.intersection(self._lanes.staying)
+        self._lagging = lagging | self._lagging.intersection(self._lanes.staying).difference(plan.lanes)
 
     def _plan(self, watermark: int, floor: int, *, reach: int) -> Plan:
         for lane in self._lanes_with_room():
@@ -293,7 +334,7 @@ class Positions:
         return Plan(
             lanes,
             floors,
-            [id_ for lane, above in zip(lanes, floors, strict=True) for id_ in self._window.ids(lane) if id_ > above],
+            self._held(lanes, floors),
             min(most, max(1, self._window.lane_quota // 4)),
             shares,
             sweeping,
@@ -301,6 +342,9 @@ class Positions:
             floor,
             reach,
         )
+
+    def _held(self, lanes: Iterable[int], floors: Iterable[int]) -> list[int]:
+        return [id_ for lane, above in zip(lanes, floors, strict=True) for id_ in self._window.ids(lane) if id_ > above]
 
     def _share(self, lanes: Collection[int], room: int) -> dict[int, int]:
         """Return how many bytes each lane may bring; a lane whose large row has to wait is left out.
@@ -328,6 +372,14 @@ class Positions:
     def _has_to_wait(self, lane: int) -> bool:
         size = self._large.get(lane)
         return size is not None and not self._window.has_room_for(size)
+
+
+def without_left_out(rows: list[Row]) -> tuple[list[Row], dict[int, Row]]:
+    """Return the rows ahead of the first of each lane that was left out, and these first rows by lane."""
+    waiting = {row.lane: row for row in reversed(rows) if row.left_out}
+    if waiting:
+        rows = [row for row in rows if row.lane not in waiting or row.id < waiting[row.lane].id]
+    return rows, waiting
 
 
 class OpenTransactions:
@@ -363,9 +415,13 @@ class OpenTransactions:
         position = self._positions[-1][1]
         return min([watermark, *(since for since in self._since.values() if position - since <= NEAR)])
 
+    def has_ended(self, snapshot: bytes) -> bool:
+        """Whether one that ran during the last read does not run any more."""
+        return not self._since.keys() <= named_by(snapshot)
+
     def note(self, snapshot: bytes, watermark: int) -> int | None:
         """Note what runs; return the lowest position at which a transaction that has ended was first seen, if any."""
-        running = {int(xid) for xid in snapshot.split(b":")[2].split(b",") if xid}
+        running = named_by(snapshot)
         ended = [self._since.pop(xid) for xid in self._since.keys() - running]
         for xid in running - self._since.keys():
             self._since[xid] = watermark
@@ -376,6 +432,11 @@ class OpenTransactions:
         self._positions.append((at, position))
 
 
+def named_by(snapshot: bytes) -> set[int]:
+    """Return the running transactions that a snapshot names, as `pg_current_snapshot()` writes it."""
+    return {int(xid) for xid in snapshot.split(b":")[2].split(b",") if xid}
+
+
 class Window:
     """The rows that were read and are not yet settled, bounded in rows and bytes, and fair to every lane.
 
@@ -383,12 +444,13 @@ class Window:
     progress after each start, and sends only a few rows again.
 
     Attributes:
+        max_rows: rows that all may hold.
         lane_quota: rows that one lane may hold.
         settled: bytes that have left it.
     """
 
     def __init__(self, settings: RelaySettings) -> None:
-        self._max_rows, self._most_bytes = settings.max_window_rows, settings.max_window_bytes
+        self.max_rows, self._most_bytes = settings.max_window_rows, settings.max_window_bytes
         self._largest = settings.max_message_bytes
         self._max_bytes = min(START_BYTES, self._most_bytes)  # grows
         self._sizes = defaultdict[int, dict[int, int]](dict)  # lane -> id -> bytes
@@ -398,12 +460,12 @@ class Window:
     @property
     def room(self) -> tuple[int, int]:
         """How many rows and bytes a read may bring."""
-        return self._max_rows - self._rows, min(self._max_bytes - self._bytes, self._max_bytes // READ_SHARE)
+        return self.max_rows - self._rows, min(self._max_bytes - self._bytes, self._max_bytes // READ_SHARE)
 
     @property
     def is_open(self) -> bool:
         """Whether a quarter is free: a read costs a statement, and a few rows are not worth it while many wait."""
-        return self._rows <= self._max_rows * 3 // 4 and self._bytes <= self._max_bytes * 3 // 4
+        return self._rows <= self.max_rows * 3 // 4 and self._bytes <= self._max_bytes * 3 // 4
 
     def has_room(self, lane: int) -> bool:
         return len(self._sizes[lane]) <= self.lane_quota * 3 // 4

@@ -13,7 +13,8 @@ from operator import itemgetter
 from relay.backoff import wait_for_event
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.read.pending import DUE, read_statement
+from relay.engine.read.ahead import CROWD, Ahead
+from relay.engine.read.pending import AHEAD, CROWDED, DUE, read_statement
 from relay.engine.read.positions import LaneFloor, Plan, Positions
 from relay.engine.row import Key, Row, fetch_rows, give_rows
 from relay.engine.session.session import LaneSession, Retry, array_text, retried
@@ -55,9 +56,13 @@ class Tail:
         self._cursor = session.cursor()
         give_rows(self._cursor)
         self.statement = read_statement(session, settings.max_message_bytes)
+        self.ahead_statement = read_statement(session, settings.max_message_bytes, AHEAD)
+        self._crowded = session.sql(CROWDED)
         self._due = session.sql(DUE)
         self._positions = Positions(session.lanes, settings, time.monotonic())
         self._backing_off = BackingOff(policy)
+        self._ahead = Ahead()
+        self._is_ahead = False  # the last window
         self._read_at = 0.0  # just before the last read
         self._known_until = 0.0  # the last read's snapshot named all running transactions that had an id by then
         self._row_at = 0.0
@@ -71,9 +76,9 @@ class Tail:
         self.sweep_finds = 0
 
     @property
-    def behind(self) -> set[int]:
-        """The lanes of which the last window does not hold all rows, or only the rest of a backlog."""
-        return self._positions.behind
+    def behind(self) -> Collection[int] | None:
+        """The lanes whose rows of the last window are from a backlog; None while no lane has one."""
+        return () if self._is_ahead else self._positions.behind or None
 
     async def windows(self, *, until: asyncio.Event) -> AsyncIterator[list[Row]]:
         """Yield pending rows by lane and id as they come, until `until` is set; an empty window after `interrupt`."""
@@ -91,7 +96,8 @@ class Tail:
                 continue
             if not self._positions.has_more:
                 await asyncio.sleep(self._read_at + SHORT_REST - time.monotonic())
-            rows = await self._next_rows()
+            self._is_ahead = self._ahead.is_due(time.monotonic())
+            rows = await (self._rows_ahead() if self._is_ahead else self._next_rows())
             if rows:
                 self._row_at = time.monotonic()
                 await self._session.hold_doorbell(hold=False)
@@ -230,10 +236,10 @@ class Tail:
         try:
             plan = positions.plan(self._known_until)
             known_until = self._session.written_at
-            head, rows = await self._select(plan)
+            head, rows = await self._select(self.statement, plan)
             while (longer := positions.plan_again(plan, head.message_id)) is not None:
                 plan = longer
-                head, rows = await self._select(plan)
+                head, rows = await self._select(self.statement, plan)
         finally:
             positions.end_read()
         found = [row for row in positions.found_by_sweep(plan, rows) if not self._backing_off.holds(row)]
@@ -242,20 +248,45 @@ class Tail:
             log.warning("rows.overtaken", rows=len(found), first_id=found[0].id)
         rows = positions.take(plan, rows, head.id, began=began, ended=time.monotonic())
         self._read_at, self._known_until = began, known_until
+        self._ahead.note_read(positions.behind, head.id, time.monotonic())
         return rows
 
-    async def _select(self, plan: Plan) -> tuple[Row, list[Row]]:
-        """Return the head of a read, and its rows."""
+    @retried
+    async def _rows_ahead(self) -> list[Row]:
+        """Read what was written behind the backlogs of lanes, ahead of these backlogs."""
+        positions, after, began = self._positions, self._ahead.after, time.monotonic()
+        self._ahead.begin(began)
+        plan = positions.plan_ahead(self._known_until, after)
+        if plan is None:
+            return []
+        above = [after[lane] for lane in plan.lanes]
+        try:
+            crowded = await self._find_crowded(plan, above)
+            head, rows = await self._select(self.ahead_statement, plan, above)
+        finally:
+            positions.end_read()
+        rows = [] if positions.has_missed(head.message_id) else positions.take_ahead(rows)
+        self._ahead.move(crowded, head.id, time.monotonic())
+        self._read_at = began
+        return rows
+
+    async def _select(self, statement: bytes, plan: Plan, after: Iterable[int] = ()) -> tuple[Row, list[Row]]:
+        """Return the head of a read, and its rows.
+
+        Args:
+            after: for each lane, the id above which it is read ahead.
+        """
         parameters = {
             "lanes": array_text(plan.lanes),
             "floors": array_text(plan.floors),
             "held": array_text(plan.held),
             "rows": plan.rows,
             "bytes": array_text(plan.bytes[lane] for lane in plan.lanes),
+            "after": array_text(after),
         }
         async with self._session.use():
             asked_at = time.monotonic()
-            await self._cursor.execute(self.statement, parameters, prepare=True)
+            await self._cursor.execute(statement, parameters, prepare=True)
             head, *rows = await fetch_rows(self._cursor)
         self._clock_offset = head.created_at - asked_at * 1e6
         # No sooner than a row is committed is its id on the disk. Ids that no row has may be given again after a crash.
@@ -263,6 +294,12 @@ class Tail:
         due_at = min(time.monotonic() + head.backoff_ms / 1000, self._wait_over_at)
         self._due_at = max(due_at, self._looked_at + DUE_INTERVAL)
         return head, rows
+
+    async def _find_crowded(self, plan: Plan, after: Collection[int]) -> list[int]:
+        parameters = {"lanes": array_text(plan.lanes), "after": array_text(after), "most": CROWD * plan.rows}
+        async with self._session.use() as connection:
+            found = await (await connection.execute(self._crowded, parameters, prepare=True)).fetchall()
+        return [lane for (lane,) in found]
 
     async def _look_for_due(self, now: float) -> None:
         self._looked_at = now

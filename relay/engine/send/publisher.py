@@ -82,7 +82,7 @@ class Publisher:
         sent = self.in_flight - len(self._probing)
         return len(self.queue) + sent + len(self.confirmed) + len(self._taken)
 
-    def offer(self, rows: Iterable[Row], *, behind: Collection[int] = ()) -> None:
+    def offer(self, rows: Iterable[Row], *, behind: Collection[int] | None = None) -> None:
         """Take over rows, and send as many as there is room for; see `SendQueue.offer`."""
         if self._unmarked:
             confirmed, rows = self._unmarked.part(rows)
@@ -334,13 +334,14 @@ class SendQueue:
         """Return how many rows may go now, after a wait or after a check, without rows behind a row of their key."""
         return len(self.ready) + len(self._resends) + len(self.checks) + len(self.backpressure)
 
-    def offer(self, rows: Iterable[Row], behind: Collection[int]) -> None:
+    def offer(self, rows: Iterable[Row], behind: Collection[int] | None) -> None:
         """Take over rows; the rows of one lane must come in id order.
 
         Args:
-            behind: lanes with a backlog. By key, rows of other lanes go first, or thousands would delay them.
+            behind: lanes whose rows are from a backlog. By key, those of other lanes go first, or thousands would delay
+                them. None: there is no backlog.
         """
-        if behind and self._by_key:
+        if behind is not None and self._by_key:
             rows = list(rows)
             if live := [row for row in rows if row.lane not in behind]:
                 self.live_until = monotonic() + LIVE_FOR
