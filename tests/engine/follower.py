@@ -1,6 +1,7 @@
 """Reads with a tail, as a node does, and keeps what it was given."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Protocol
 
 import psycopg
@@ -42,7 +43,7 @@ class Follower:
         self.rows: list[Row] = []
         self.ids: list[int] = []
         self.windows: list[int] = []
-        self.behind: list[set[int]] = []  # at each window
+        self.behind: list[Collection[int] | None] = []  # at each window
         self.drain = asyncio.Event()
 
     async def write(self, session: LaneSession) -> None:

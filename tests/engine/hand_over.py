@@ -198,10 +198,7 @@ class Course:
             if self.limits.late and self.late is None:
                 between = partial(leave_all, relay)
                 yield Step("read, and leave and give up before it reads again", partial(relay.read, between))
-            if self.ahead < self.limits.ahead and relay.tail._ahead.after and relay.tail._positions.has_room():
-                yield Step("read ahead", relay.read_ahead)
-                between = partial(leave_all, relay)
-                yield Step("read ahead, and leave and give up meanwhile", partial(relay.read_ahead, between))
+            yield from self._reads_ahead(relay)
             if self.left < self.limits.left and relay.tail._positions.has_room():
                 yield Step("read what was held", relay.read_what_was_held)
         for row in relay.open:
@@ -222,6 +219,12 @@ class Course:
             yield Step("save", partial(self.save, relay))
         if self.kills < self.limits.kills and lanes.held:
             yield Step("kill", partial(self.kill, relay))
+
+    def _reads_ahead(self, relay: Relay) -> Iterator[Step]:
+        if self.ahead < self.limits.ahead and relay.tail._ahead.after and relay.tail._positions.has_room():
+            yield Step("read ahead", relay.read_ahead)
+            between = partial(leave_all, relay)
+            yield Step("read ahead, and leave and give up meanwhile", partial(relay.read_ahead, between))
 
     async def write(self) -> None:
         """Write half of the rows."""

@@ -42,6 +42,10 @@ def counts(follower: Follower, number: int) -> Callable[[], bool]:
     return lambda: len(follower.ids) >= number
 
 
+def begins_above(follower: Follower, id_: int) -> Callable[[], bool]:
+    return lambda: min(follower.tail._ahead.after.values(), default=0) >= id_
+
+
 def assert_each_once_in_order(follower: Follower, number: int) -> None:
     assert len(follower.ids) == len(set(follower.ids)) == number
     by_key = defaultdict[object, list[int]](list)
@@ -67,8 +71,7 @@ async def test_rows_behind_a_second_backlog_wait_for_neither(outbox: Outbox, fol
     follower = await follow(**AT_ONCE)
     for number in range(2):
         await outbox.insert_many(BACKLOG, keys=KEYS)
-        last = await outbox.insert("last")
-        await settle(outbox, follower, lambda: min(follower.tail._ahead.after.values(), default=0) >= last)
+        await settle(outbox, follower, begins_above(follower, await outbox.insert("last")))
         await settle(outbox, follower, has(follower, await outbox.insert(f"fresh-{number}")))
 
     assert len(follower.ids) < BACKLOG

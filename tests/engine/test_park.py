@@ -4,11 +4,11 @@ import asyncio
 import gc
 import tracemalloc
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import pytest
 
 from relay.config.settings import DatabaseSettings, KeyPolicy, Ordering, RelaySettings, Settings
-from relay.engine.read.positions import Plan
 from relay.engine.read.tail import Tail
 from relay.engine.row import BYTES_PER_MOVE, ROWS_PER_MOVE, Blame, Fault, Row, pieces
 from relay.engine.session.session import LaneSession
@@ -276,8 +276,8 @@ async def test_a_row_that_was_read_before_its_key_was_released_waits_for_those_b
     later_is_read, key_is_released = asyncio.Event(), asyncio.Event()
     select, park_behind = Tail._select, ParkedKeys._park_behind
 
-    async def select_and_wait(tail: Tail, plan: Plan) -> tuple[Row, list[Row]]:
-        head_row, rows = await select(tail, plan)
+    async def select_and_wait(tail: Tail, *asked: Any) -> tuple[Row, list[Row]]:
+        head_row, rows = await select(tail, *asked)
         if any(row.id == ids[-1] and row.id > follower for row in rows) and not later_is_read.is_set():
             later_is_read.set()
             await key_is_released.wait()

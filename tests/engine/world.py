@@ -144,9 +144,7 @@ class World:
     def crowded(self, parameters: Mapping[str, Any]) -> list[tuple[int]]:
         """Answer the tail's CROWDED."""
         lanes = zip(numbers(parameters["lanes"]), numbers(parameters["after"]), strict=True)
-        return [
-            (lane,) for lane, after in lanes if len(self._pending(parameters, lane, after)) > parameters["most"]
-        ]
+        return [(lane,) for lane, after in lanes if len(self._pending(parameters, lane, after)) > parameters["most"]]
 
     def _head(self) -> list[Row]:
         waits = [self._wait(written) for written in self.table.values() if written.state == "pending" and written.due]

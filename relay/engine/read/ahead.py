@@ -18,8 +18,8 @@ LOOK_BACK = 10.0  # seconds: a row that becomes visible later behind higher ids 
 class Ahead:
     """Above which id each lane that is behind is read ahead.
 
-    That is the highest id which was given when the first backlog was found. Where many more rows come above it than a read
-    brings, they are a backlog, too. Times are monotonic.
+    That is the highest id which was given when the first backlog was found. Where many more rows come above it than a
+    read brings, they are a backlog, too. Times are monotonic.
 
     Attributes:
         after: lane -> the id above which its rows are read ahead.

@@ -64,8 +64,8 @@ IN_ORDER = SQL("""
     SELECT * FROM {schema}.message WHERE lane = owned.lane AND id > owned.floor AND {readable}
 """)
 
-# The rows of a lane above `after`, and ahead of each the rows of its key, from the lane's floor on. So they are the first
-# rows of their keys that this snapshot has. A key has few of a read, or its backlog would keep the others out.
+# The rows of a lane above `after`, and ahead of each the rows of its key, from the lane's floor on. So they are the
+# first rows of their keys that this snapshot has. A key has few of a read, or its backlog would keep the others out.
 AHEAD = SQL("""
     WITH fresh AS MATERIALIZED (
         SELECT id, aggregate_type, aggregate_id FROM {schema}.message

@@ -213,8 +213,8 @@ class Positions:
     def plan_ahead(self, known_until: float, after: Collection[int]) -> Plan | None:
         """Return a read ahead of the backlogs of these lanes; None when there is no room for one.
 
-        Its floors are below each row that the table has and no read has brought, but for the rows of transactions that
-        ran during the last read. So a read that finds one of these ended is void (`has_missed`).
+        Below its floors, the table has only rows that were read, and rows of transactions that ran during the last
+        read. So a read that finds one of these ended is void (`has_missed`).
 
         Args:
             known_until: as `plan` takes it.
@@ -241,11 +241,11 @@ class Positions:
         )
 
     def has_missed(self, snapshot: bytes) -> bool:
-        """Whether a transaction has ended that ran during the last read: its rows may belong before those of this one."""
+        """Whether a transaction has ended that ran during the last read: its rows may come before those of this one."""
         return self._open.has_ended(snapshot)
 
     def take_ahead(self, rows: list[Row]) -> list[Row]:
-        """Note what a read ahead has brought, and return it without the rows that did not fit, and those behind them."""
+        """Note what a read ahead has brought; return it without the rows that did not fit and those behind them."""
         rows, _ = without_left_out(rows)
         for lane, group in groupby(rows, itemgetter(0)):
             self._window.add(lane, list(group))
