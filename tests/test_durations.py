@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from outbox_spark.asked import write_options
 from outbox_spark.errors import OptionError
-from outbox_spark.options import Use, options_of, write_options
+from outbox_spark.options import Use, options_of
 from relay.config.durations import parse_duration, seconds_of
 from relay.config.keys import all_keys, table_keys
 from relay.config.loading import load

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 try:
     from pyspark.sql import DataFrame, SparkSession
 
+    from outbox_spark.asked import WriteLimits
     from outbox_spark.errors import (
         BatchError,
         ColumnError,
@@ -40,7 +41,6 @@ try:
         TableError,
         reason,
     )
-    from outbox_spark.options import WriteLimits
     from outbox_spark.source import OutboxDataSource
     from outbox_spark.workers import name_python
 except ModuleNotFoundError as error:
@@ -128,9 +128,9 @@ def committed(url: str, app_id: str, version: int, *, outbox_schema: str = "outb
     Raises:
         OptionError: no batch has such a version.
     """
+    from outbox_spark.asked import check_version  # noqa: PLC0415
     from outbox_spark.connection import connect, conninfo  # noqa: PLC0415
     from outbox_spark.ledger import read  # noqa: PLC0415  # executors import this package and have no psycopg
-    from outbox_spark.options import check_version  # noqa: PLC0415
 
     check_version(version)
     with connect(conninfo(url)) as connection:

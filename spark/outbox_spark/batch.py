@@ -15,13 +15,13 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 
+from outbox_spark.asked import WriteLimits, batch_options
 from outbox_spark.commit import commit_batch
 from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import BatchError, OptionError, OutboxWriteError
 from outbox_spark.frames import Events, Frames
 from outbox_spark.ledger import Batch, count_repeat, read, refuse_begun_in_pieces
 from outbox_spark.load import load_all
-from outbox_spark.options import WriteLimits, batch_options
 from outbox_spark.plan import MakeEvents, Save, Staged
 from outbox_spark.prepare import (
     KILLED_WITHIN,

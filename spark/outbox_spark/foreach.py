@@ -7,10 +7,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from outbox_spark.asked import check_foreach
 from outbox_spark.connection import connect, conninfo, retried
 from outbox_spark.errors import OptionError, OutboxWriteError
 from outbox_spark.ledger import take_for_query
-from outbox_spark.options import check_foreach
 from outbox_spark.source import QUERY_ID
 
 

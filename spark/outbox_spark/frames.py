@@ -12,8 +12,9 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
 from outbox_spark.errors import OptionError
+from outbox_spark.fits import MESSAGE_KEY
 from outbox_spark.plan import MakeEvents, Maker, Plan
-from outbox_spark.tables import EVENT_FIELDS, EVENT_TEXTS, MESSAGE_KEY, plan_events
+from outbox_spark.tables import EVENT_FIELDS, EVENT_TEXTS, plan_events
 
 
 class Events:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from outbox_spark.options import BatchOptions
+from outbox_spark.asked import BatchOptions
 
 MadeEvent = Mapping[str, Any]
 MakeEvents = Callable[[dict[str, Any]], MadeEvent | Iterable[MadeEvent] | None]

@@ -23,10 +23,10 @@ import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 from pyspark.sql.types import StructType
 
+from outbox_spark.asked import BatchOptions, WriteOptions, write_options
 from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import OptionError, OutboxWriteError, one_line
 from outbox_spark.ledger import Batch, begin_pieces, count_repeat, read, refuse_begun_in_pieces
-from outbox_spark.options import BatchOptions, WriteOptions, write_options
 from outbox_spark.plan import Pieces, Plan, Room, Save, Staging, of_outbox
 from outbox_spark.tables import describe, plan_write, require_outbox, require_staging
 

@@ -1,6 +1,6 @@
 """Which tables are there, and whether a DataFrame fits them: by types alone, on the driver, before any task runs."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import cast
@@ -9,8 +9,9 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 from pyspark.sql import types as spark
 
+from outbox_spark.asked import BatchOptions, WriteOptions
 from outbox_spark.errors import ColumnError, TableError, one_line
-from outbox_spark.options import BatchOptions, WriteOptions
+from outbox_spark.fits import MESSAGE_KEY, TableColumn, fits, is_json, is_text_for, takes_of
 from outbox_spark.plan import BusinessColumn, EventPlan, Maker, Plan
 
 FIND_TABLE = SQL("""
@@ -62,28 +63,7 @@ MAY_CREATE = SQL("""
         AND has_schema_privilege(to_regnamespace(quote_ident(%(staging)s)), 'CREATE')
 """)
 
-INTEGER_DIGITS = {spark.ByteType: 3, spark.ShortType: 5, spark.IntegerType: 10, spark.LongType: 19}
-INTEGER_BYTES = {spark.ByteType: 1, spark.ShortType: 2, spark.IntegerType: 4, spark.LongType: 8}
-INTEGERS = {"int2": 2, "int4": 4, "int8": 8}
-
-# Each of these holds every value of the Spark type. Timestamp is an instant and needs a zone; TimestampNTZ has no zone.
-EXACT = {
-    spark.FloatType: {"float4", "float8"},
-    spark.DoubleType: {"float8"},
-    spark.BooleanType: {"bool"},
-    spark.DateType: {"date"},
-    spark.TimestampType: {"timestamptz"},
-    spark.TimestampNTZType: {"timestamp"},
-    spark.TimeType: {"time"},
-    spark.BinaryType: {"bytea"},
-    spark.StringType: {"text", "varchar", "bpchar", "json", "jsonb", "uuid"},
-}
-WITH_SPARK_TYPE = frozenset({*INTEGERS, "numeric", *(kind for kinds in EXACT.values() for kind in kinds)})
-NESTED = (spark.StructType, spark.MapType, spark.ArrayType)
-IN_JSON = (*INTEGER_BYTES, *EXACT, spark.DecimalType)
-TIME_DIGITS = 6  # after the point of a second, of PostgreSQL and in JSON; Spark's time has up to 9
 EVENT_TEXTS = ("aggregate_type", "aggregate_id", "event_type", "exchange", "routing_key", "content_type")
-MESSAGE_KEY = "message_key"  # the column that message ids are made of
 EVENT_FIELDS = ("message_id", *EVENT_TEXTS, "headers", "payload", MESSAGE_KEY)
 
 FIELD_OF_OPTION = {
@@ -92,51 +72,7 @@ FIELD_OF_OPTION = {
     "payloadColumn": "payload",
     "headersColumn": "headers",
 }
-AS_KEY = (*INTEGER_BYTES, spark.StringType, spark.DateType, spark.DecimalType)
 Fields = dict[str, tuple[int, spark.DataType]]  # by name: the place in the DataFrame, and the type
-
-
-@dataclass(frozen=True, slots=True)
-class TableColumn:
-    """A column of the business table."""
-
-    name: str
-    type: str  # as SQL writes it: numeric(12,2)
-    kind: str  # the name of the type alone: numeric
-    is_builtin: bool
-    unlimited: str  # the type without its modifier, as SQL writes it, and beneath a domain: numeric
-    limited: str  # the same with its modifier: numeric(12,2)
-    modifier: int
-    not_null: bool
-    has_default: bool
-    is_generated: bool
-    is_unique: bool  # by an index on this column alone
-    may_insert: bool
-
-    @property
-    def precision_and_scale(self) -> tuple[int, int] | None:
-        """Digits and digits after the point of a numeric; None when it takes any."""
-        if self.kind != "numeric" or self.modifier < 0:
-            return None
-        scale = (self.modifier - 4) & 0x7FF
-        return (self.modifier - 4) >> 16 & 0xFFFF, scale - 0x800 if scale >= 0x400 else scale
-
-    @property
-    def max_characters(self) -> int | None:
-        """How long a varchar or char may be, also in an array; None when it may be any length."""
-        is_bounded = self.kind.removeprefix("_") in {"varchar", "bpchar"} and self.modifier >= 4
-        return self.modifier - 4 if is_bounded else None
-
-    @property
-    def max_digits(self) -> int | None:
-        """How many digits a timestamp has after the point of its seconds; None when it has all of Spark's."""
-        is_timestamp = self.kind.removeprefix("_") in {"timestamp", "timestamptz"}
-        return self.modifier if is_timestamp and self.modifier >= 0 else None
-
-    @property
-    def has_spark_type(self) -> bool:
-        """Whether some type of Spark's is exactly this one."""
-        return self.is_builtin and self.kind.removeprefix("_") in WITH_SPARK_TYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +281,7 @@ def plan_events(schema: spark.StructType, same: Mapping[str, str], *, number: in
         if name not in fields and name not in same:
             faults.append(f"{name} is missing: give it, or a column of that name")
     for name, (_, data_type) in fields.items():
-        does_take, takes = _takes(name)
+        does_take, takes = takes_of(name)
         if name not in unknown and not does_take(data_type):
             faults.append(f"column {name!r} takes {takes}, not {data_type.simpleString()}")
     _raise(faults)
@@ -427,36 +363,6 @@ def _staged(index: int, data_type: spark.DataType, column: TableColumn) -> Busin
     )
 
 
-def _is_json(data_type: spark.DataType) -> bool:
-    """Whether every part of a value has JSON."""
-    if isinstance(data_type, spark.StructType):
-        return all(_is_json(field.dataType) for field in data_type.fields)
-    if isinstance(data_type, spark.ArrayType):
-        return _is_json(data_type.elementType)
-    if isinstance(data_type, spark.MapType):
-        return isinstance(data_type.keyType, AS_KEY) and _is_json(data_type.valueType)
-    return isinstance(data_type, IN_JSON) and _time_fits(data_type, TIME_DIGITS)
-
-
-def _is_payload(data_type: spark.DataType) -> bool:
-    return isinstance(data_type, (spark.StringType, *NESTED)) and _is_json(data_type)
-
-
-def _is_headers(data_type: spark.DataType) -> bool:
-    return isinstance(data_type, spark.StringType) or data_type.simpleString() == "map<string,string>"
-
-
-def _takes(field: str) -> tuple[Callable[[spark.DataType], bool], str]:
-    """Return which types a column of an event takes, as a check and in words."""
-    if field == "payload":
-        return _is_payload, "a string of JSON, or a struct, map or array"
-    if field == "headers":
-        return _is_headers, "a map of strings, or a string that is a JSON object"
-    if field in {"aggregate_id", MESSAGE_KEY}:
-        return lambda data_type: isinstance(data_type, AS_KEY), "a string, whole number, decimal or date"
-    return lambda data_type: isinstance(data_type, spark.StringType), "a string"
-
-
 def _named_twice(schema: spark.StructType) -> list[str]:
     names = schema.fieldNames()
     return [
@@ -484,64 +390,23 @@ def _misfit(name: str, data_type: spark.DataType, column: TableColumn, table: Ta
         return [f"column {name!r} of {table} may not be written: {table.grant('INSERT', name)}"]
     both = f"column {name!r} is {data_type.simpleString()} in the DataFrame and {column.type} in {table}"
     if column.has_spark_type:
-        return [] if _fits(data_type, column) else [f"{both}: not every value fits unchanged, cast it first"]
-    if _is_text_for(data_type, column):
+        return [] if fits(data_type, column) else [f"{both}: not every value fits unchanged, cast it first"]
+    if is_text_for(data_type, column):
         return []
     array = ", or an array of such text" if column.kind.startswith("_") else ""
     return [f"{both}: give it as a string that PostgreSQL reads as {column.unlimited}{array}"]
 
 
-def _is_text_for(data_type: spark.DataType, column: TableColumn) -> bool:
-    """Whether it is text of which the commit makes what no type of Spark's is."""
-    if isinstance(data_type, spark.ArrayType) and column.kind.startswith("_"):
-        return isinstance(data_type.elementType, spark.StringType)
-    return isinstance(data_type, spark.StringType)
-
-
-def _fits(data_type: spark.DataType, column: TableColumn) -> bool:
-    kind = type(data_type)
-    if kind in INTEGER_BYTES:
-        if column.kind in INTEGERS:
-            return bool(INTEGER_BYTES[kind] <= INTEGERS[column.kind])
-        return column.kind == "numeric" and _digits_fit(INTEGER_DIGITS[kind], 0, column)
-    if isinstance(data_type, spark.DecimalType):
-        return column.kind == "numeric" and _digits_fit(data_type.precision, data_type.scale, column)
-    if isinstance(data_type, NESTED) and column.kind in {"json", "jsonb"}:
-        return _is_json(data_type)
-    if isinstance(data_type, spark.ArrayType):
-        # PostgreSQL names the type of an array with an underscore; the modifier is that of its elements. Arrow makes
-        # no lists of its JSON type, which jsonb takes.
-        element = replace(column, kind=column.kind.removeprefix("_"))
-        is_plain = column.kind.startswith("_") and not isinstance(data_type.elementType, NESTED)
-        return is_plain and element.kind != "jsonb" and _fits(data_type.elementType, element)
-    # A modifier of -1 is that of a plain `time`, with all digits; COPY would round to those of another.
-    return column.kind in EXACT.get(kind, ()) and _time_fits(
-        data_type, TIME_DIGITS if column.modifier < 0 else column.modifier
-    )
-
-
-def _time_fits(data_type: spark.DataType, digits: int) -> bool:
-    """Whether a time has at most these digits after the point; true of any other type."""
-    return not isinstance(data_type, spark.TimeType) or bool(data_type.precision <= digits)
-
-
-def _digits_fit(precision: int, scale: int, column: TableColumn) -> bool:
-    limits = column.precision_and_scale
-    if limits is None:
-        return True
-    return scale <= limits[1] and precision - scale <= limits[0] - limits[1]
-
-
 def _unfit_for_event(fields: Fields, payload: tuple[str, ...], options: WriteOptions) -> list[str]:
     faults = []
     for option, name in options.named_columns().items():
-        does_take, takes = _takes(FIELD_OF_OPTION[option])
+        does_take, takes = takes_of(FIELD_OF_OPTION[option])
         if name in fields and not does_take(fields[name][1]):
             faults.append(f"column {name!r} of option {option} takes {takes}, not {fields[name][1].simpleString()}")
     faults += [
         f"column {name!r} is {fields[name][1].simpleString()}, which has no JSON: cast it, or leave it out with the "
         "option payloadColumns"
         for name in payload
-        if name in fields and not _is_json(fields[name][1])
+        if name in fields and not is_json(fields[name][1])
     ]
     return faults

@@ -6,15 +6,18 @@ from tests.spark.frames import counts
 from tests.spark.one_row import follow_spark_row
 
 
-def test_a_row_passes_through_ten_files(options: dict[str, str], connection: psycopg.Connection) -> None:
+def test_a_row_passes_through_thirteen_files(options: dict[str, str], connection: psycopg.Connection) -> None:
     opened = follow_spark_row(options)
 
     assert counts(connection) == (1, 1, 1)
     assert sorted(opened) == [
+        "spark/outbox_spark/asked.py",
         "spark/outbox_spark/commit.py",
         "spark/outbox_spark/connection.py",
+        "spark/outbox_spark/fits.py",
         "spark/outbox_spark/ledger.py",
         "spark/outbox_spark/load.py",
+        "spark/outbox_spark/move.py",
         "spark/outbox_spark/options.py",
         "spark/outbox_spark/plan.py",
         "spark/outbox_spark/prepare.py",

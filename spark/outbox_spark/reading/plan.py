@@ -10,9 +10,10 @@ import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql.types import StructType
 
+from outbox_spark.asked import ReadOptions, read_options
 from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import ReadError, TableError, one_line
-from outbox_spark.options import SENT, ReadOptions, read_options
+from outbox_spark.options import SENT
 from outbox_spark.reading.columns import select
 from outbox_spark.reading.tasks import Read, Task
 

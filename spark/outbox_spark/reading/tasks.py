@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from outbox_spark.options import ReadOptions
+from outbox_spark.asked import ReadOptions
 
 
 @dataclass(frozen=True, slots=True)
