@@ -174,7 +174,7 @@ def _write(spark: SparkSession, bills: Bills, note: dict[str, Any], options: arg
             quarantined.select("run", "issued_on", "file", "line_number", "reason", "line"), table="sales.quarantine"
         )
         for table, (frame, keys) in upserted.items():
-            batch.rows(frame, table=f"sales.{table}", mode="upsert", key_columns=keys)
+            batch.rows(frame, table=f"sales.{table}", upsert_keys=keys)
         batch.events(
             invoices,
             aggregate_type="customer",

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from outbox_spark.foreach import MicroBatch, foreach_batch
     from outbox_spark.frames import Events
     from outbox_spark.ledger import Batch
+    from outbox_spark.result import Result
     from outbox_spark.rows import message_id
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "committed",
     "foreach_batch",
     "in_order",
+    "last_result",
     "message_id",
     "reason",
     "register",
@@ -135,3 +137,17 @@ def committed(url: str, app_id: str, version: int, *, outbox_schema: str = "outb
     check_version(version)
     with connect(conninfo(url)) as connection:
         return read(connection, outbox_schema, app_id, version)
+
+
+def last_result(url: str, app_id: str, version: int, *, outbox_schema: str = "outbox") -> "Result | None":
+    """Return whether the last run under that name wrote the batch or recognised it; None when it is not committed.
+
+    It asks the ledger, which counts repeats where the role may change row_counts. On the driver.
+
+    Raises:
+        OptionError: no batch has such a version.
+    """
+    from outbox_spark.result import Result  # noqa: PLC0415
+
+    found = committed(url, app_id, version, outbox_schema=outbox_schema)
+    return None if found is None else Result.last(found)

@@ -18,6 +18,7 @@ from outbox_spark.options import (
     PYTHON,
     READS,
     SENT,
+    SKIP,
     STAGING_MAX_AGE,
     WRITES,
     Option,
@@ -66,6 +67,7 @@ class BatchOptions:
     outbox_schema: str
     staging_schema: str
     staging_max_age: float
+    on_recognised: str  # "skip" or "fail"
 
     @property
     def most_partitions(self) -> int | None:
@@ -79,10 +81,22 @@ class BatchOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RowOptions:
+    """How rows go into a table in which some of them are already."""
+
+    keys: tuple[str, ...]  # empty: every row is inserted
+    only_changed: bool
+    if_absent: bool
+    delete_column: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class WriteOptions(BatchOptions):
     """What one `save()` was told."""
 
     dbtable: str
+    rows: RowOptions
+    delete_event_type: str | None
     aggregate_type: str
     aggregate_id_column: str
     event_type: str
@@ -157,10 +171,20 @@ def write_options(given: Mapping[str, str], *, is_stream: bool = False) -> Write
             "option atomic=partition takes txnAppId and txnVersion: when a partition fails, others are written, and "
             "only a batch with a name goes on from there"
         )
+    values["rows"], mistakes = _row_options(values, use)
+    faults += mistakes
+    if (values["rows"].delete_column is None) != (values["delete_event_type"] is None):
+        faults.append("options deleteColumn and deleteEventType belong together: give both or neither")
+    if values["rows"].keys and (single_task or atomic == "partition"):
+        faults.append(
+            "option upsertKeys takes atomic=batch without singleTask: other tasks copy their rows straight into the "
+            "table, where a COPY only inserts"
+        )
     if values["payload_columns"] and values["payload_column"]:
         faults.append("options payloadColumns and payloadColumn exclude each other")
     _raise(faults)
     values["app_id"] = values["app_id"] or f"save-{uuid4()}"
+    values.setdefault("on_recognised", SKIP)
     values["version"] = NO_VERSION if is_stream else values["version"] or 0
     values["staging_schema"] = values["staging_schema"] or values["outbox_schema"]
     return WriteOptions(**values, pieces=1 if single_task else partitions if atomic == "partition" else None)
@@ -194,6 +218,18 @@ def batch_options(limits: WriteLimits, **given: Any) -> BatchOptions:
     _raise(faults)
     values["staging_schema"] = values["staging_schema"] or values["outbox_schema"]
     return BatchOptions(**values, pieces=None, staging_max_age=STAGING_MAX_AGE)
+
+
+def row_options(**given: Any) -> RowOptions:
+    """Return the options of `OutboxBatch.rows()`.
+
+    Raises:
+        OptionError: with every fault at once.
+    """
+    values, faults = _values(Use.ROWS, given)
+    options, mistakes = _row_options(values, Use.ROWS)
+    _raise(faults + mistakes)
+    return options
 
 
 def check_foreach(**given: Any) -> None:
@@ -254,6 +290,24 @@ def _unknown(use: Use, given: Mapping[str, str], known: Mapping[str, Option]) ->
         )
         faults.append(f"option {name!r} is unknown{remedy}")
     return faults
+
+
+def _row_options(values: dict[str, Any], use: Use) -> tuple[RowOptions, list[str]]:
+    """Take what decides how rows go into a table out of the values; return what of it cannot be together, too."""
+    taken = RowOptions(*(values.pop(name) for name in ("upsert_keys", "only_changed", "if_absent", "delete_column")))
+    said = {
+        option.parameter: option.parameter if use in PYTHON else f"option {name}"
+        for name, option in options_of(use).items()
+    }
+    alone = [name for name in ("only_changed", "if_absent", "delete_column") if getattr(taken, name)]
+    faults = []
+    if alone and not taken.keys:
+        keys = said["upsert_keys"].removeprefix("option ")
+        faults = [f"{said[name]} takes {keys}, the columns that find a row" for name in alone]
+    if taken.if_absent and len(alone) > 1:
+        others = " and ".join(said[name] for name in alone if name != "if_absent")
+        faults.append(f"{said['if_absent']} leaves every row that is there as it is, and excludes {others}")
+    return taken, faults
 
 
 def _cannot_be_atomic(atomic: str, num_partitions: int | None, *, is_single_task: bool) -> list[str]:

@@ -15,12 +15,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from outbox_spark.asked import WriteLimits, batch_options
+from outbox_spark.asked import WriteLimits, batch_options, row_options
 from outbox_spark.commit import commit_batch
 from outbox_spark.connection import connect, conninfo
-from outbox_spark.errors import BatchError, OptionError, OutboxWriteError
+from outbox_spark.errors import BatchError, OutboxWriteError
 from outbox_spark.frames import Events, Frames
-from outbox_spark.ledger import Batch, count_repeat, read, refuse_begun_in_pieces
+from outbox_spark.ledger import Batch, read, refuse_begun_in_pieces
 from outbox_spark.load import load_all
 from outbox_spark.plan import MakeEvents, Save, Staged
 from outbox_spark.prepare import (
@@ -30,10 +30,11 @@ from outbox_spark.prepare import (
     drop_attempts,
     make_pattern,
     name_staging,
+    recognise,
     room_of,
-    say_recognised,
 )
-from outbox_spark.tables import describe, plan_rows, require_outbox
+from outbox_spark.result import Result, refuse_recognised, say
+from outbox_spark.tables import describe, plan_rows, require_noting, require_outbox
 from outbox_spark.volatile import refuse_computed_twice
 
 
@@ -41,16 +42,16 @@ class OutboxBatch:
     """A batch that is written at the end of its block: all of it or nothing, and once.
 
         with OutboxBatch(spark, url=url, app_id="nightly", version=20261121) as batch:
-            batch.rows(customers, table="billing.customer", mode="upsert", key_columns=["customer_id"])
+            batch.rows(customers, table="billing.customer", upsert_keys=["customer_id"])
             batch.rows(invoices, table="billing.invoice")
             batch.events(invoices, aggregate_type="customer", aggregate_id=col("customer_id"),
                          event_type="InvoiceIssued", payload=struct("invoice_id", "amount"))
 
     When the block raises, nothing is written. `recognised` is the committed batch of that name, if there is one: then
-    the block writes nothing either.
+    the block writes nothing either. Behind the block `result` tells which of both was done, and the counts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # as many as there are options
         self,
         spark: SparkSession,
         *,
@@ -62,11 +63,13 @@ class OutboxBatch:
         limits: WriteLimits = WriteLimits(),  # noqa: B008  # frozen
         outbox_schema: str = "outbox",
         staging_schema: str | None = None,
+        on_recognised: Literal["skip", "fail"] = "skip",
     ) -> None:
         """Name the batch and its database.
 
         Args:
             limits: how much is written at a time, and when it waits.
+            on_recognised: "fail" raises BatchError where the ledger has the batch already.
         Raises:
             OptionError: it cannot be, with every fault at once.
         """
@@ -80,10 +83,12 @@ class OutboxBatch:
             password=password,
             outbox_schema=outbox_schema,
             staging_schema=staging_schema,
+            on_recognised=on_recognised,
         )
         self._info = conninfo(url, user, password)
         self._is_open = False
         self.recognised: Batch | None = None
+        self.result: Result | None = None
 
     def __enter__(self) -> "OutboxBatch":
         if self._is_open:
@@ -91,6 +96,7 @@ class OutboxBatch:
         # Of a block that failed nothing is left: opened again, it would write its DataFrames twice.
         self._token = uuid4()
         self._frames = Frames()
+        self.result = None
         options = self._options
         with connect(self._info) as connection:
             self._now = require_outbox(connection, options)
@@ -98,8 +104,8 @@ class OutboxBatch:
             if self.recognised is None:
                 refuse_begun_in_pieces(connection, options.outbox_schema, options.app_id, options.version)
             else:
-                count_repeat(connection, options.outbox_schema, app_id=options.app_id, version=options.version)
-                say_recognised(self.recognised)
+                self.result = Result.recognised(self.recognised)
+                recognise(connection, options, self.recognised)
         self._is_open = True
         return self
 
@@ -108,29 +114,33 @@ class OutboxBatch:
         frame: DataFrame,
         *,
         table: str,
-        mode: Literal["append", "upsert"] = "append",
-        key_columns: Sequence[str] = (),
+        upsert_keys: Sequence[str] = (),
+        only_changed: bool = False,
+        if_absent: bool = False,
+        delete_column: str | None = None,
         events: Events | None = None,
     ) -> None:
         """Add a DataFrame whose rows belong to a table.
 
         Args:
-            mode: "upsert" updates the rows that are there with the same `key_columns`, which need a unique index.
-            events: what events the rows become; the same as a call of `events()` with this DataFrame.
+            upsert_keys: columns with a unique index; a row that is there with these is updated.
+            only_changed: a row that does not differ stays, without any of the `events`.
+            if_absent: a row that is there stays, without any of the `events`.
+            delete_column: a column of booleans; where it is true, the row is deleted.
+            events: what events the rows become. Without the last three it is the same as a call of `events()`.
         Raises:
             BatchError: it is added outside of the block.
             OptionError, TableError, ColumnError: it cannot be written there, and why.
         """
         self._require_open()
-        if mode not in {"append", "upsert"}:
-            raise OptionError(f"mode takes 'append' or 'upsert', not {mode!r}")
-        if (mode == "upsert") != bool(key_columns):
-            raise OptionError("mode upsert takes key_columns, and append takes no key_columns")
+        options = row_options(
+            upsert_keys=upsert_keys, only_changed=only_changed, if_absent=if_absent, delete_column=delete_column
+        )
         with connect(self._info) as connection:
-            described = describe(connection, table, named_by="rows()")
-        self._frames.add_rows(frame, plan_rows(frame.schema, described, tuple(key_columns)))
-        if events is not None:
-            self._frames.add_events(frame, events)
+            plan = plan_rows(frame.schema, describe(connection, table, named_by="rows()"), options)
+            if plan.passes_over:
+                require_noting(connection, self._options)
+        self._frames.add_rows(frame, plan, events)
 
     def events(
         self,
@@ -179,7 +189,7 @@ class OutboxBatch:
         tag = f"outbox-{self._token}"
         self._spark.addTag(tag)
         try:
-            self.recognised = commit_batch(list(zip(saves, self._stage(saves), strict=True)))
+            result = commit_batch(list(zip(saves, self._stage(saves), strict=True)))
         except BaseException:
             with suppress(Exception):  # what has gone wrong may be Spark itself, and is what the caller is to hear of
                 self._spark.interruptTag(tag)  # the tasks of a job that is not waited for any more
@@ -187,10 +197,11 @@ class OutboxBatch:
             raise
         finally:
             self._spark.removeTag(tag)
-        if self.recognised is not None:
-            say_recognised(self.recognised)
+        self.result, self.recognised = result, result.batch
         for save in saves:
             clean_after(save)
+        refuse_recognised(result, self._options.on_recognised)
+        say(result)
 
     def _begin(self) -> list[Save]:
         options, saves = self._options, []

@@ -1,7 +1,7 @@
 """The one transaction that makes a batch be there: ledger, business rows, events, or nothing."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from outbox_spark.ledger import (
     count_repeat,
     enter,
     enter_piece,
+    note_counts,
     note_seconds,
     read,
     refuse_older_checkpoint,
@@ -24,6 +25,7 @@ from outbox_spark.ledger import (
 )
 from outbox_spark.move import Written, move_all, refuse_repeated_ids
 from outbox_spark.plan import Pieces, Room, Save, Staged, made_at
+from outbox_spark.result import Outcome, Result
 
 ASK_AGAIN_FOR = 30.0  # seconds, when the connection broke while the commit was under way
 
@@ -42,8 +44,8 @@ PREPARE = """
 """
 
 
-def commit_batch(written: Written) -> Batch | None:
-    """Write the batch and enter it into the ledger; None when done, else the committed batch that was found.
+def commit_batch(written: Written) -> Result:
+    """Write the batch and enter it into the ledger, unless it is there; return which of both was done.
 
     Raises:
         BatchError: nothing was written, and why.
@@ -55,22 +57,20 @@ def commit_batch(written: Written) -> Batch | None:
             if save.room is not None:
                 _wait_for_room(connection, save.room)
             with connection.transaction():
-                known = _write(connection, written)
-            return _counted(connection, save, known)
+                result = _write(connection, written)
+            return _counted(connection, save, result)
     except psycopg.OperationalError as error:
         # Unknown, not failed: the ledger knows.
         found = _ask_ledger(written, error)
         if found is None:
             raise BatchError(f"nothing of the batch was written: {_with_advice(error)}") from None
-        return None if found.token == save.token else found
+        return _written(save, found.row_counts) if found.token == save.token else Result.recognised(found)
     except psycopg.Error as error:
         raise BatchError(f"nothing of the batch was written: {_with_advice(error)}") from None
 
 
-def commit_pieces(save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Batch | None:
-    """Write the pieces that are staged, compare the others with the ledger, and enter the batch; None when done.
-
-    Else the committed batch that was found.
+def commit_pieces(save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Result:
+    """Write the pieces that are staged, compare the others with the ledger, and enter the batch unless it is there.
 
     Raises:
         BatchError: pieces are missing or have other rows than before, and nothing was written here. Or the database is
@@ -81,8 +81,8 @@ def commit_pieces(save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Batch
             if save.room is not None and not pieces.directly:
                 _wait_for_room(connection, save.room)
             with connection.transaction():
-                known = _write_pieces(connection, save, pieces, staged)
-            return _counted(connection, save, known)
+                result = _write_pieces(connection, save, pieces, staged)
+            return _counted(connection, save, result)
     except psycopg.Error as error:
         raise BatchError(f"the batch could not be completed: {_with_advice(error)}") from None
 
@@ -94,40 +94,51 @@ def _with_advice(error: psycopg.Error) -> str:
     return f"{words}; run it again" if is_lost or (error.sqlstate or "").startswith(PASSING) else words
 
 
-def _counted(connection: psycopg.Connection, save: Save, known: Batch | None) -> Batch | None:
+def _written(save: Save, row_counts: Mapping[str, Any]) -> Result:
+    return Result.written(save.options.app_id, save.options.version, row_counts)
+
+
+def _counted(connection: psycopg.Connection, save: Save, result: Result) -> Result:
     """Count a repeat of a batch that is known."""
-    if known is not None:
+    if result.outcome is Outcome.RECOGNISED:
         options = save.options
         count_repeat(connection, options.outbox_schema, app_id=options.app_id, version=options.version)
-    return known
+    return result
 
 
-def _write(connection: psycopg.Connection, written: Written) -> Batch | None:
+def _write(connection: psycopg.Connection, written: Written) -> Result:
     connection.execute(PREPARE)
-    found = _enter_ledger(connection, written)
+    row_counts = _row_counts(written)
+    found = _enter_ledger(connection, written, row_counts)
     if found is not None:
-        return found
+        return Result.recognised(found)
     for _, staged in written:
         _refuse_left_out(staged)
     in_order = [(save, [each for each in _by_partition(staged) if each.rows]) for save, staged in written]
     refuse_repeated_ids(connection, in_order)
-    move_all(connection, in_order)
+    moved = move_all(connection, in_order)
     save, _ = written[0]
+    options = save.options
+    if any(each.plan.passes_over for each, _ in written):
+        row_counts |= {"rows": moved.rows, "messages": moved.events}
+        row_counts |= {"deleted": moved.deleted, "unchanged": moved.passed_over}
+        note_counts(
+            connection, options.outbox_schema, app_id=options.app_id, version=options.version, row_counts=row_counts
+        )
     # The tables of a stream are older than the save() that commits them.
     tables = [each.table for _, staged in written for each in staged if each.table]
     begun_at = min(made_at(name) for name in (save.staging.prefix, *tables))
-    options = save.options
     note_seconds(connection, options.outbox_schema, app_id=options.app_id, version=options.version, begun_at=begun_at)
-    return None
+    return _written(save, row_counts)
 
 
-def _write_pieces(connection: psycopg.Connection, save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Batch | None:
+def _write_pieces(connection: psycopg.Connection, save: Save, pieces: Pieces, staged: Sequence[Staged]) -> Result:
     options = save.options
     schema, number, token = options.outbox_schema, pieces.number, save.token
     name: dict[str, Any] = {"app_id": options.app_id, "version": options.version}
     connection.execute(PREPARE)
     if (found := take(connection, schema, **name)) is not None:
-        return found
+        return Result.recognised(found)
     _refuse_left_out(staged)
     missing = [
         each
@@ -135,8 +146,9 @@ def _write_pieces(connection: psycopg.Connection, save: Save, pieces: Pieces, st
         if enter_piece(connection, schema, **name, number=number, token=token, piece=each) is Entry.NEW and each.rows
     ]
     move_all(connection, [(save, missing)])
-    complete_pieces(connection, schema, **name, number=number, token=token, table=".".join(save.plan.table or ()))
-    return None
+    table = ".".join(save.plan.table or ())
+    row_counts = complete_pieces(connection, schema, **name, number=number, token=token, table=table)
+    return _written(save, row_counts)
 
 
 def _refuse_left_out(staged: Sequence[Staged]) -> None:
@@ -155,9 +167,9 @@ def _by_partition(staged: Sequence[Staged]) -> list[Staged]:
     return sorted(staged, key=lambda each: each.partition)
 
 
-def _enter_ledger(connection: psycopg.Connection, written: Written) -> Batch | None:
+def _row_counts(written: Written) -> dict[str, Any]:
+    """Return what the ledger notes of the batch, when every row that is staged is written."""
     save, _ = written[0]
-    options = save.options
     row_counts: dict[str, Any] = {
         "rows": sum(each.rows for save, staged in written if save.plan.table for each in staged),
         "table": ", ".join(".".join(save.plan.table) for save, _ in written if save.plan.table),
@@ -165,6 +177,12 @@ def _enter_ledger(connection: psycopg.Connection, written: Written) -> Batch | N
     }
     if save.query is not None:
         row_counts["query"] = save.query
+    return row_counts
+
+
+def _enter_ledger(connection: psycopg.Connection, written: Written, row_counts: dict[str, Any]) -> Batch | None:
+    save, _ = written[0]
+    options = save.options
     entered = enter(
         connection,
         options.outbox_schema,
@@ -196,7 +214,7 @@ def _ask_ledger(written: Written, error: psycopg.Error) -> Batch | None:
         with not_yet, psycopg.connect(save.info) as connection:
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             connection.execute("SELECT set_config('lock_timeout', %s, true)", [f"{left + 0.001:.3f}s"])
-            found = _enter_ledger(connection, written)
+            found = _enter_ledger(connection, written, _row_counts(written))
             connection.rollback()
             return found
         time.sleep(0.5)

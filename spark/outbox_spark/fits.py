@@ -125,7 +125,7 @@ def is_json(data_type: spark.DataType) -> bool:
 
 
 def _is_payload(data_type: spark.DataType) -> bool:
-    return isinstance(data_type, (spark.StringType, *NESTED)) and is_json(data_type)
+    return isinstance(data_type, (spark.StringType, spark.BinaryType, *NESTED)) and is_json(data_type)
 
 
 def _is_headers(data_type: spark.DataType) -> bool:
@@ -135,7 +135,7 @@ def _is_headers(data_type: spark.DataType) -> bool:
 def takes_of(field: str) -> tuple[Callable[[spark.DataType], bool], str]:
     """Return which types a column of an event takes, as a check and in words."""
     if field == "payload":
-        return _is_payload, "a string of JSON, or a struct, map or array"
+        return _is_payload, "a string of JSON, bytes, or a struct, map or array"
     if field == "headers":
         return _is_headers, "a map of strings, or a string that is a JSON object"
     if field in {"aggregate_id", MESSAGE_KEY}:

@@ -16,6 +16,11 @@ from outbox_spark.fits import MESSAGE_KEY
 from outbox_spark.plan import MakeEvents, Maker, Plan
 from outbox_spark.tables import EVENT_FIELDS, EVENT_TEXTS, plan_events
 
+OF_SOME_ROWS = (
+    "with only_changed, if_absent or delete_column some rows make no event. So say rows(..., events=Events(...)) "
+    "without a function, and do not call events() with the same DataFrame"
+)
+
 
 class Events:
     """What events a DataFrame's rows become.
@@ -76,6 +81,7 @@ class Frame:
     parts: list[int] = field(default_factory=list)
     added: list[Column] = field(default_factory=list)  # of events
     order_by: tuple[Column | str, ...] = ()
+    has_events_of_all: bool = False  # by events(): of each row, whatever becomes of it in a table
     is_whole: bool = False  # whether its own columns are taken, too, in front of those
 
     @property
@@ -107,20 +113,36 @@ class Frames:
         self._plans: list[Plan] = []
         self._of_added: set[int] = set()  # plans whose events are made of columns that were added
 
-    def add_rows(self, given: DataFrame, plan: Plan) -> None:
-        """Add the rows of a business table."""
+    def add_rows(self, given: DataFrame, plan: Plan, events: Events | None) -> None:
+        """Add the rows of a business table, and the events that they become.
+
+        Raises:
+            OptionError: which rows make these events cannot be told, or earlier events have another order.
+            ColumnError: with every fault at once.
+        """
         frame = self._frame_of(given)
+        if plan.passes_over and (frame.has_events_of_all or (events is not None and events.function is not None)):
+            raise OptionError(OF_SOME_ROWS)
         frame.is_whole = True
         self._add(frame, plan)
+        if events is not None:
+            self._add_events(frame, events, frame.parts[-1])
 
     def add_events(self, given: DataFrame, events: Events) -> None:
         """Add events; they go into the staging table of the DataFrame's business rows where Spark makes them.
 
         Raises:
-            OptionError: the DataFrame's earlier events have another order.
+            OptionError: the DataFrame's earlier events have another order, or some of its rows make no event.
             ColumnError: with every fault at once.
         """
         frame = self._frame_of(given)
+        if any(self._plans[part].passes_over for part in frame.parts):
+            raise OptionError(OF_SOME_ROWS)
+        frame.has_events_of_all = True
+        self._add_events(frame, events, next((part for part in frame.parts if self._plans[part].event is None), None))
+
+    def _add_events(self, frame: Frame, events: Events, rows: int | None) -> None:
+        """Add events to the plan of rows; None: all of them have events."""
         if any(self._plans[part].event is not None for part in frame.parts) and events.order_by != frame.order_by:
             raise OptionError(
                 "order_by differs from that of earlier events of this DataFrame, which is computed once. Take "
@@ -130,7 +152,6 @@ class Frames:
         frame.order_by = events.order_by
         frame.is_whole |= not columns
         frame.added += columns
-        rows = next((part for part in frame.parts if self._plans[part].event is None), None)
         if rows is None or events.function is not None:
             self._add(frame, plan)
             rows = frame.parts[-1]

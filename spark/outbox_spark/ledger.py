@@ -49,6 +49,12 @@ NOTE_SECONDS = SQL("""
         || jsonb_build_object('seconds', floor(extract(epoch FROM clock_timestamp()) - %(begun_at)s)::bigint)
     WHERE app_id = %(app_id)s AND version = %(version)s AND partition = %(whole_batch)s
 """)
+
+NOTE_COUNTS = SQL("""
+    UPDATE {schema}.batch SET row_counts = %(row_counts)s
+    WHERE app_id = %(app_id)s AND version = %(version)s AND partition = %(whole_batch)s
+""")
+
 COUNT_REPEAT = SQL("""
     UPDATE {schema}.batch
     SET row_counts = row_counts || jsonb_build_object('repeats', 1 + CASE jsonb_typeof(row_counts->'repeats')
@@ -89,8 +95,9 @@ class Batch:
     """A committed batch.
 
     Attributes:
-        row_counts: `rows` of the `table`, `messages`, and the `query` of a micro-batch. `seconds` from its begin to its
-            commit, and `repeats`, how often it came again: both only where the role may change row_counts.
+        row_counts: `rows` of the `table`, `messages`, and the `query` of a micro-batch. `deleted` and `unchanged` rows,
+            where options of the batch ask for these. `seconds` from its begin to its commit, and `repeats`, how often
+            it came again: both only where the role may change row_counts.
     """
 
     app_id: str
@@ -236,6 +243,14 @@ def note_seconds(connection: psycopg.Connection, schema: str, *, app_id: str, ve
     _note(connection, NOTE_SECONDS, schema, app_id=app_id, version=version, begun_at=begun_at)
 
 
+def note_counts(
+    connection: psycopg.Connection, schema: str, *, app_id: str, version: int, row_counts: dict[str, Any]
+) -> None:
+    """Note what only the rows of the tables could tell, in the transaction that writes the batch."""
+    values = {"app_id": app_id, "version": version, "whole_batch": WHOLE_BATCH, "row_counts": Jsonb(row_counts)}
+    connection.execute(NOTE_COUNTS.format(schema=Identifier(schema)), values)
+
+
 def count_repeat(connection: psycopg.Connection, schema: str, *, app_id: str, version: int) -> None:
     """Count that a committed batch came again, and was not written."""
     _note(connection, COUNT_REPEAT, schema, app_id=app_id, version=version)
@@ -276,8 +291,11 @@ def enter_piece(
 
 def complete_pieces(
     connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID, table: str
-) -> None:
+) -> dict[str, Any]:
     """Enter the batch whose pieces are all written, in the caller's transaction, which has taken it.
+
+    Returns:
+        its row_counts.
 
     Raises:
         BatchError: pieces are missing.
@@ -288,6 +306,7 @@ def complete_pieces(
             f"batch {app_id!r} version {version} has {written} of its {number} pieces: does the DataFrame have as "
             "many partitions as numPartitions says?"
         )
+    row_counts = {"rows": rows, "table": table, "messages": rows}
     _enter(
         connection,
         schema,
@@ -296,11 +315,12 @@ def complete_pieces(
         partition=WHOLE_BATCH,
         partitions=number,
         token=token,
-        row_counts=Jsonb({"rows": rows, "table": table, "messages": rows}),
+        row_counts=Jsonb(row_counts),
     )
     if (begun := _find(connection, schema, app_id, version, partition=IN_PIECES)) is not None:
         begun_at = begun.committed_at.timestamp()
         note_seconds(connection, schema, app_id=app_id, version=version, begun_at=begun_at)
+    return row_counts
 
 
 def take_for_query(connection: psycopg.Connection, schema: str, *, app_id: str, number: int, query: str) -> str:

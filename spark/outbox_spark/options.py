@@ -4,7 +4,7 @@ The words are those of Spark's JDBC source and of Delta. `docs/spark.md` shows t
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -19,25 +19,29 @@ STAGING_MAX_AGE = 86_400  # seconds; longer than any batch may take
 MAX_NUMBER = 2**63 - 1
 MAX_PARTITIONS = 2**24 - 1  # three bytes of a message id
 SENT = "sent"
+SKIP = "skip"
 FAILFAST = "FAILFAST"
 
 
 class Use(Enum):
-    """Who takes an option; the first four by its name, the others by the name of its parameter."""
+    """Which call takes an option; the first four by its name, the others by the name of its parameter."""
 
     WRITE = "df.write"
     WRITE_STREAM = "df.writeStream"
     READ = "spark.read"
     READ_STREAM = "spark.readStream"
     BATCH = "OutboxBatch"
+    ROWS = "OutboxBatch.rows()"
     FOREACH = "foreach_batch()"
 
 
 WRITES = frozenset({Use.WRITE, Use.WRITE_STREAM})
 READS = frozenset({Use.READ, Use.READ_STREAM})
-PYTHON = frozenset({Use.BATCH, Use.FOREACH})
-EVERY = WRITES | READS | PYTHON
+NAMED = frozenset({Use.BATCH, Use.FOREACH})
+PYTHON = NAMED | {Use.ROWS}
+EVERY = WRITES | READS | NAMED
 BATCHES = WRITES | {Use.BATCH}
+TABLES = WRITES | {Use.ROWS}
 
 Convert = Callable[[Any], Any]
 
@@ -58,7 +62,9 @@ def _url(value: str) -> str:
     return value
 
 
-def _names(value: str) -> tuple[str, ...]:
+def _names(value: str | Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(value, str):
+        return tuple(value)
     return tuple(name.strip() for name in value.split(",") if name.strip())
 
 
@@ -69,10 +75,10 @@ def _day(value: str) -> date:
         raise ValueError(f"takes a day such as 2026-11-21, not {value!r}") from None
 
 
-def _flag(value: str) -> bool:
-    if value.lower() not in {"true", "false"}:
+def _flag(value: str | bool) -> bool:
+    if (text := str(value).lower()) not in {"true", "false"}:
         raise ValueError(f"takes true or false, not {value!r}")
-    return value.lower() == "true"
+    return text == "true"
 
 
 def _one_of(*values: str) -> Convert:
@@ -166,7 +172,7 @@ OPTIONS = (
         "payloadColumn",
         "payload_column",
         WRITES,
-        "a column with JSON as text, sent byte for byte; or a struct, map or array",
+        "a column with JSON as text, or bytes with their `contentType`, sent byte for byte; or a struct, map or array",
     ),
     Option(
         "headersColumn",
@@ -181,6 +187,47 @@ OPTIONS = (
         WRITES,
         "a column, unique for a key, for the message ids",
         default_is="by place in the batch",
+    ),
+    Option(
+        "upsertKeys",
+        "upsert_keys",
+        TABLES,
+        "columns with a unique index, with commas: a row that is there with these is updated",
+        _names,
+        default=(),
+        default_is="every row is inserted",
+    ),
+    Option(
+        "onlyChanged",
+        "only_changed",
+        TABLES,
+        "`true`, with `upsertKeys`: a row that does not differ stays, and makes no event",
+        _flag,
+        default=False,
+        default_is="`false`",
+    ),
+    Option(
+        "ifAbsent",
+        "if_absent",
+        TABLES,
+        "`true`, with `upsertKeys`: a row that is there stays, and makes no event",
+        _flag,
+        default=False,
+        default_is="`false`",
+    ),
+    Option(
+        "deleteColumn",
+        "delete_column",
+        TABLES,
+        "a column of booleans, with `upsertKeys`: where it is true, the row is deleted",
+        default_is="no row is deleted",
+    ),
+    Option(
+        "deleteEventType",
+        "delete_event_type",
+        WRITES,
+        "the `eventType` of a deleted row, at most 255 bytes; required with `deleteColumn`",
+        _short,
     ),
     Option(
         "exchange",
@@ -204,7 +251,7 @@ OPTIONS = (
         "contentType",
         "content_type",
         WRITES,
-        "at most 255 bytes",
+        "at most 255 bytes; required for bytes, such as `application/avro`",
         _short,
         default_is="`application/json`",
     ),
@@ -224,7 +271,7 @@ OPTIONS = (
         missing=": it names the stream, for as long as its checkpoint lasts",
     ),
     Option(
-        "txnAppId", "app_id", PYTHON, "name of the batch or stream", is_required=True, missing=": it names the batch"
+        "txnAppId", "app_id", NAMED, "name of the batch or stream", is_required=True, missing=": it names the batch"
     ),
     Option(
         "txnVersion",
@@ -237,6 +284,15 @@ OPTIONS = (
     ),
     Option(
         "txnVersion", "version", frozenset({Use.BATCH}), "number of the batch", _whole(0, MAX_NUMBER), is_required=True
+    ),
+    Option(
+        "onRecognised",
+        "on_recognised",
+        frozenset({Use.WRITE, Use.BATCH}),
+        "a batch that is in the ledger already: `skip` it, or `fail`",
+        _one_of(SKIP, "fail"),
+        default=SKIP,
+        not_here="is not for a stream: after a crash Spark repeats its last micro-batch, which must be skipped",
     ),
     Option(
         "atomic",

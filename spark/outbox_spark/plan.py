@@ -8,6 +8,7 @@ from uuid import UUID
 
 from outbox_spark.asked import BatchOptions
 
+DELETE_FLAG = "outbox delete"  # the staging table's column that says which rows are deleted
 MadeEvent = Mapping[str, Any]
 MakeEvents = Callable[[dict[str, Any]], MadeEvent | Iterable[MadeEvent] | None]
 
@@ -41,6 +42,31 @@ class Maker:
 
 
 @dataclass(frozen=True, slots=True)
+class Upsert:
+    """How rows of the table that are there already are found, and what becomes of them."""
+
+    keys: tuple[str, ...]
+    only_changed: bool = False  # a row that does not differ stays
+    if_absent: bool = False  # every row that is there stays
+    delete: int | None = None  # the place of the column that says which rows are deleted
+
+    @property
+    def may_pass_over(self) -> bool:
+        """Whether rows may be staged that change nothing in the table: these make no events."""
+        return self.only_changed or self.if_absent or self.delete is not None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteEvents:
+    """How the event of a deleted row differs: by its type, and by its payload where that is not a column."""
+
+    place: int  # of the column that says which rows are deleted
+    event_type: str
+    other_event_type: str  # of a row that is written
+    payload: tuple[int, ...]  # the columns of the object
+
+
+@dataclass(frozen=True, slots=True)
 class EventPlan:
     """How a DataFrame's rows become events. The numbers are places in the DataFrame, or in what `maker` makes of it."""
 
@@ -55,11 +81,19 @@ class EventPlan:
     number: int = 0  # of several DataFrames of events in one batch
     id_tells_batch: bool = True  # False: the same event in another batch has the same id
     maker: Maker | None = None
+    deletes: DeleteEvents | None = None
+    payload_is_bytes: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of outbox.message that the executors make."""
-        return ("message_id", *self.texts, "payload", *(() if self.headers is None else ("headers",)))
+        event_type = () if self.deletes is None else ("event_type",)
+        headers = () if self.headers is None else ("headers",)
+        return ("message_id", *self.texts, *event_type, self.payload_column, *headers)
+
+    @property
+    def payload_column(self) -> str:
+        return "payload_bytes" if self.payload_is_bytes else "payload"
 
     @property
     def may_repeat_ids(self) -> bool:
@@ -83,8 +117,13 @@ class Plan:
 
     table: tuple[str, str] | None = None  # schema and name of the business table
     columns: tuple[BusinessColumn, ...] = ()
-    keys: tuple[str, ...] = ()  # rows of the table that have these already are updated
+    upsert: Upsert | None = None  # None: every row is inserted
     event: EventPlan | None = None
+
+    @property
+    def passes_over(self) -> bool:
+        """Whether rows may be staged that change nothing."""
+        return self.upsert is not None and self.upsert.may_pass_over
 
     def __str__(self) -> str:
         return " and ".join([*([".".join(self.table)] if self.table else []), *(["the outbox"] if self.event else [])])

@@ -27,8 +27,9 @@ from outbox_spark.asked import BatchOptions, WriteOptions, write_options
 from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import OptionError, OutboxWriteError, one_line
 from outbox_spark.ledger import Batch, begin_pieces, count_repeat, read, refuse_begun_in_pieces
-from outbox_spark.plan import Pieces, Plan, Room, Save, Staging, of_outbox
-from outbox_spark.tables import describe, plan_write, require_outbox, require_staging
+from outbox_spark.plan import DELETE_FLAG, Pieces, Plan, Room, Save, Staging, of_outbox
+from outbox_spark.result import Result, refuse_recognised, say
+from outbox_spark.tables import describe, plan_write, require_noting, require_outbox, require_staging
 
 # COPY tells how many rows it was sent, not how many a trigger let pass.
 COUNT_INSERTED = SQL("""
@@ -59,7 +60,7 @@ def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) ->
 
     Raises:
         OptionError, TableError, ColumnError: with every fault that was found, by name.
-        BatchError: it was begun in pieces, or in others.
+        BatchError: it was begun in pieces, or in others; or it is committed, where that is a fault.
     """
     options = write_options(given)
     token = uuid4()
@@ -69,7 +70,7 @@ def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) ->
             connection, options, plan, staging=staging, token=token, made_by=options.made_by(schema)
         )
         if recognised is not None:
-            count_repeat(connection, options.outbox_schema, app_id=options.app_id, version=options.version)
+            recognise(connection, options, recognised)
     return Save(token, _info(options), options, plan, staging, pieces, room_of(options)), recognised
 
 
@@ -86,6 +87,18 @@ def prepare_stream(given: Mapping[str, str], schema: StructType, *, overwrite: b
     return Save(token, _info(options), options, plan, staging, room=room_of(options))
 
 
+def recognise(connection: psycopg.Connection, options: BatchOptions, found: Batch) -> None:
+    """Count that a committed batch came again, and say so.
+
+    Raises:
+        BatchError: the options say that this is a fault.
+    """
+    count_repeat(connection, options.outbox_schema, app_id=options.app_id, version=options.version)
+    result = Result.recognised(found)
+    refuse_recognised(result, options.on_recognised)
+    say(result)
+
+
 @contextmanager
 def _prepared(
     options: WriteOptions, schema: StructType, *, overwrite: bool
@@ -96,6 +109,8 @@ def _prepared(
     with connect(_info(options)) as connection:
         now = require_outbox(connection, options)
         plan = plan_write(schema, describe(connection, options.dbtable), options)
+        if plan.passes_over:
+            require_noting(connection, options)
         clean_before(connection, options, now)
         yield connection, now, plan
 
@@ -152,11 +167,6 @@ def room_of(options: BatchOptions) -> Room | None:
     return Room(options.max_pending, options.max_pending_wait, count.as_string())
 
 
-def say_recognised(batch: Batch) -> None:
-    """Warn, in the driver's log, that a batch is not written again."""
-    log.warning("outbox: %s is in the ledger already: nothing is written", batch)
-
-
 def clean_after(save: Save) -> None:
     """Drop what other attempts at the committed batch have staged. A failure is logged: the batch is written."""
     try:
@@ -191,8 +201,15 @@ def _columns(plan: Plan) -> Composed:
         SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for column in plan.columns
     ]
     columns += [SQL(column.check) for column in plan.columns if column.check is not None]
+    if plan.upsert is not None and plan.upsert.delete is not None:
+        columns.append(SQL("{} boolean NOT NULL").format(Identifier(DELETE_FLAG)))
     if plan.event is not None:
-        types = {"message_id": "uuid NOT NULL", "payload": "json NOT NULL", "headers": "jsonb"}
+        types = {
+            "message_id": "uuid NOT NULL",
+            "payload": "json NOT NULL",
+            "payload_bytes": "bytea NOT NULL",
+            "headers": "jsonb",
+        }
         columns += [
             SQL("{} {}").format(Identifier(of_outbox(name)), SQL(types.get(name, "text")))
             for name in plan.event.columns

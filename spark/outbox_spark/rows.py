@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from adbc_driver_postgresql import dbapi
 
 from outbox_spark.errors import RowError
-from outbox_spark.plan import BusinessColumn, EventPlan, Save, of_outbox
+from outbox_spark.plan import DELETE_FLAG, BusinessColumn, EventPlan, Save, of_outbox
 
 # As what a column goes into a binary COPY: PostgreSQL takes exactly its own type there and casts nothing.
 ARROW_TYPES = {
@@ -71,6 +71,8 @@ def staging_rows(save: Save, batch: pa.RecordBatch, *, partition: int, first: in
     rows = _Rows(save, batch, partition, first)
     rows.check()
     made = {column.name: rows.business_value(column) for column in save.plan.columns}
+    if rows.deleted is not None:
+        made[DELETE_FLAG] = rows.deleted
     if save.plan.event is not None:
         made |= {of_outbox(name): array for name, array in rows.event(save.plan.event).items()}
     return pa.RecordBatch.from_pydict(made)
@@ -122,16 +124,24 @@ class _Rows:
         event = save.plan.event
         places = [] if event is None else [event.texts.get("aggregate_id"), event.sequence]
         self._named = {place: as_text(batch.column(place)) for place in places if place is not None}
+        upsert = save.plan.upsert
+        self._keys = () if upsert is None else upsert.keys
+        self.deleted = None if upsert is None or upsert.delete is None else batch.column(upsert.delete)
 
     def check(self) -> None:
         for name, column in zip(self._batch.schema.names, self._batch.columns, strict=True):
             for is_faulty, fault in UNREADABLE:
                 self._refuse_any(column, is_faulty, f"column {name!r} {fault}")
             self._refuse_any(column, _has_nul, f"column {name!r} holds a NUL character")
+        if self.deleted is not None:
+            self._refuse_where(self.deleted.is_null(), "it does not say whether it is deleted")
         for business in self._plan.columns:
             column = self._batch.column(business.index)
             if business.not_null:
-                self._refuse_where(column.is_null(), f"column {business.name!r} is NULL")
+                is_missing = column.is_null()
+                if self.deleted is not None and business.name not in self._keys:
+                    is_missing = pc.and_not(is_missing, self.deleted)  # of a deleted row the keys are enough
+                self._refuse_where(is_missing, f"column {business.name!r} is NULL")
             if business.max_characters is not None:
                 is_too_long = partial(_is_longer, business.max_characters)
                 self._refuse_any(column, is_too_long, f"column {business.name!r} is longer than {business.type}")
@@ -145,7 +155,10 @@ class _Rows:
     def event(self, event: EventPlan) -> dict[str, pa.Array]:
         """Return the columns of outbox.message that these rows have for themselves."""
         texts = {name: self._text(name, place) for name, place in event.texts.items()}
-        made = {"message_id": self._message_ids(event, texts), **texts, "payload": self._payload(event)}
+        if event.deletes is not None:
+            kinds = event.deletes.event_type, event.deletes.other_event_type
+            texts["event_type"] = pc.if_else(self._batch.column(event.deletes.place), *map(pa.scalar, kinds))
+        made = {"message_id": self._message_ids(event, texts), **texts, event.payload_column: self._payload(event)}
         if event.headers is not None:
             made["headers"] = self._headers(event.headers)
         return made
@@ -182,12 +195,18 @@ class _Rows:
 
     def _payload(self, event: EventPlan) -> pa.Array:
         if not event.payload_is_whole:
-            names = self._batch.schema.names
-            return json_objects([(names[place], self._made(json_values, place)) for place in event.payload])
+            payload = self._object(event.payload)
+            if event.deletes is None:
+                return payload
+            return pc.if_else(self._batch.column(event.deletes.place), self._object(event.deletes.payload), payload)
         (place,) = event.payload
         whole = self._batch.column(place)
         self._refuse_where(whole.is_null(), "its payload is NULL")
         return self._made(json_values, place) if pa.types.is_nested(whole.type) else whole
+
+    def _object(self, places: Sequence[int]) -> pa.Array:
+        names = self._batch.schema.names
+        return json_objects([(names[place], self._made(json_values, place)) for place in places])
 
     def _made(self, make: Callable[[pa.Array], pa.Array], place: int) -> pa.Array:
         """Make something of each value of a column, and name the first row of which nothing can be made."""

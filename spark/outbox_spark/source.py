@@ -3,8 +3,10 @@
 What only the driver does is imported where it is done, since executors may have no psycopg.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -21,6 +23,9 @@ from pyspark.sql.types import StructType
 from outbox_spark.errors import BatchError
 from outbox_spark.plan import Save, Staged
 
+if TYPE_CHECKING:
+    from outbox_spark.result import Result
+
 # Local properties that Spark gives the tasks of a stream; in no documentation (StreamExecution, MicroBatchExecution).
 BATCH_ID = "streaming.sql.batchId"
 QUERY_ID = "sql.streaming.queryId"
@@ -35,11 +40,9 @@ class OutboxDataSource(DataSource):  # type: ignore[misc]  # mypy does not follo
 
     def writer(self, schema: StructType, overwrite: bool) -> "OutboxWriter":
         """Check all that can be known before a task runs. Spark calls it once a `save()`, on the driver."""
-        from outbox_spark.prepare import prepare, say_recognised  # noqa: PLC0415
+        from outbox_spark.prepare import prepare  # noqa: PLC0415
 
         save, recognised = prepare(self.options, schema, overwrite=overwrite)
-        if recognised is not None:
-            say_recognised(recognised)
         return OutboxWriter(save, is_recognised=recognised is not None)
 
     def schema(self) -> str:
@@ -101,7 +104,7 @@ class OutboxWriter(DataSourceArrowWriter):  # type: ignore[misc]  # mypy does no
     def commit(self, messages: list[Attempt | None]) -> None:
         """Write the batch unless the ledger has it; on the driver, when each partition has its one winner."""
         from outbox_spark.commit import commit_batch, commit_pieces  # noqa: PLC0415
-        from outbox_spark.prepare import clean_after, say_recognised  # noqa: PLC0415
+        from outbox_spark.prepare import clean_after  # noqa: PLC0415
 
         save = self._save
         if self._is_recognised:
@@ -111,10 +114,9 @@ class OutboxWriter(DataSourceArrowWriter):  # type: ignore[misc]  # mypy does no
             raise BatchError("Spark asks to commit a batch without all of its partitions; run it again")
         staged = [message.staged for message in messages if message is not None]
         pieces = save.pieces
-        found = commit_batch([(save, staged)]) if pieces is None else commit_pieces(save, pieces, staged)
-        if found is not None:
-            say_recognised(found)
+        result = commit_batch([(save, staged)]) if pieces is None else commit_pieces(save, pieces, staged)
         clean_after(save)
+        _say(result, save)
 
     def abort(self, messages: list[Attempt | None]) -> None:  # noqa: ARG002  # None for each that failed
         """Drop what this `save()` has staged. Pieces that are written stay, and a rerun writes the rest."""
@@ -156,17 +158,16 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # 
     def commit(self, messages: list[StreamAttempt | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Write the micro-batch unless the ledger has it."""
         from outbox_spark.commit import commit_batch  # noqa: PLC0415
-        from outbox_spark.prepare import clean_after, say_recognised  # noqa: PLC0415
+        from outbox_spark.prepare import clean_after  # noqa: PLC0415
 
         attempts = [message for message in messages if message is not None]
         if len(attempts) < len(messages):
             raise BatchError("Spark asks to commit a micro-batch without all of its partitions; nothing was written")
         query = attempts[0].query if attempts else None
         save = self._save.of_micro_batch(batchId, query)
-        found = commit_batch([(save, [attempt.staged for attempt in attempts])])
-        if found is not None:
-            say_recognised(found)
+        result = commit_batch([(save, [attempt.staged for attempt in attempts])])
         clean_after(self._save)
+        _say(result, save)
 
     def abort(self, messages: list[StreamAttempt | None], batchId: int) -> None:  # noqa: ARG002, N803  # Spark's name
         """Drop what its attempts tell of; what others have left goes with the next commit.
@@ -179,6 +180,17 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # 
         tables = [message.staged.table for message in messages if message is not None and message.staged.table]
         with connect(self._save.info) as connection:
             drop_tables(connection, self._save.staging.schema, tables)
+
+
+def _say(result: "Result", save: Save) -> None:
+    from outbox_spark.result import log, refuse_recognised, say  # noqa: PLC0415
+
+    if not log.hasHandlers():
+        # Spark commits in a Python process that nobody has configured; what it writes is in the driver's log.
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+        log.setLevel(logging.INFO)
+    refuse_recognised(result, save.options.on_recognised)
+    say(result)
 
 
 def _refuse_beyond(save: Save, partition: int) -> None:

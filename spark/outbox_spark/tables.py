@@ -1,6 +1,6 @@
 """Which tables are there, and whether a DataFrame fits them: by types alone, on the driver, before any task runs."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import cast
@@ -9,10 +9,10 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 from pyspark.sql import types as spark
 
-from outbox_spark.asked import BatchOptions, WriteOptions
+from outbox_spark.asked import BatchOptions, RowOptions, WriteOptions
 from outbox_spark.errors import ColumnError, TableError, one_line
 from outbox_spark.fits import MESSAGE_KEY, TableColumn, fits, is_json, is_text_for, takes_of
-from outbox_spark.plan import BusinessColumn, EventPlan, Maker, Plan
+from outbox_spark.plan import BusinessColumn, DeleteEvents, EventPlan, Maker, Plan, Upsert
 
 FIND_TABLE = SQL("""
     SELECT class.oid, space.nspname, class.relname, class.relkind IN ('r', 'p'),
@@ -51,12 +51,15 @@ LIST_UNIQUE = SQL("""
     GROUP BY index.indexrelid
 """)
 
-MAY_UPDATE = SQL("SELECT has_any_column_privilege(%(table)s::oid, 'UPDATE')")
-
-LOOK_AROUND = SQL("""
-    SELECT now(), has_column_privilege(%(ledger)s::regclass, 'row_counts', 'UPDATE'),
-        has_column_privilege(to_regclass(%(states)s), 'state', 'SELECT')
+LIST_RIGHTS = SQL("""
+    SELECT name FROM unnest(ARRAY['SELECT', 'UPDATE', 'DELETE']) AS name
+    WHERE CASE name WHEN 'DELETE' THEN has_table_privilege(%(table)s::oid, name)
+        ELSE has_any_column_privilege(%(table)s::oid, name) END
 """)
+
+LOOK_AROUND = SQL("SELECT now(), has_column_privilege(to_regclass(%(states)s), 'state', 'SELECT')")
+
+MAY_NOTE = SQL("SELECT has_column_privilege(%(ledger)s::regclass, 'row_counts', 'UPDATE')")
 
 MAY_CREATE = SQL("""
     SELECT to_regnamespace(quote_ident(%(staging)s)) IS NOT NULL
@@ -65,6 +68,10 @@ MAY_CREATE = SQL("""
 
 EVENT_TEXTS = ("aggregate_type", "aggregate_id", "event_type", "exchange", "routing_key", "content_type")
 EVENT_FIELDS = ("message_id", *EVENT_TEXTS, "headers", "payload", MESSAGE_KEY)
+
+MADE_LATER = (
+    ". {} makes it when the event is made already, so no event can have it. Make ids in Spark, for example with uuid()"
+)
 
 FIELD_OF_OPTION = {
     "aggregateIdColumn": "aggregate_id",
@@ -83,7 +90,7 @@ class Table:
     name: str
     columns: tuple[TableColumn, ...]
     unique: frozenset[frozenset[str]]  # the columns of each unique index
-    may_update: bool
+    rights: frozenset[str]  # SELECT, UPDATE and DELETE, as far as the user has them
     user: str
 
     def __str__(self) -> str:
@@ -95,6 +102,11 @@ class Table:
         table, user = Identifier(self.schema, self.name).as_string(), Identifier(self.user).as_string()
         return f"GRANT {what} ON {table} TO {user}"
 
+    def index(self, columns: Sequence[str]) -> str:
+        """Return the statement that makes a unique index."""
+        names = ", ".join(Identifier(name).as_string() for name in columns)
+        return f"CREATE UNIQUE INDEX ON {Identifier(self.schema, self.name).as_string()} ({names})"
+
 
 def describe(connection: psycopg.Connection, dbtable: str, *, named_by: str = "option dbtable") -> Table:
     """Describe the business table.
@@ -105,9 +117,9 @@ def describe(connection: psycopg.Connection, dbtable: str, *, named_by: str = "o
     oid, schema, name = _find(connection, dbtable, named_by)
     rows = connection.execute(LIST_COLUMNS, {"table": oid}).fetchall()
     indexes = connection.execute(LIST_UNIQUE, {"table": oid}).fetchall()
-    ((may_update,),) = connection.execute(MAY_UPDATE, {"table": oid}).fetchall()
     unique = frozenset(frozenset(names) for (names,) in indexes)
-    return Table(schema, name, tuple(TableColumn(*row) for row in rows), unique, may_update, connection.info.user)
+    rights = frozenset(right for (right,) in connection.execute(LIST_RIGHTS, {"table": oid}).fetchall())
+    return Table(schema, name, tuple(TableColumn(*row) for row in rows), unique, rights, connection.info.user)
 
 
 def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> datetime:
@@ -126,17 +138,12 @@ def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> dat
             remedy=": run `relay migrate` on it",
             role=f"{options.outbox_schema}_spark",
         )
-    look = {"states": states.as_string(), "ledger": ledger.as_string()}
-    now, may_note, may_count = connection.execute(LOOK_AROUND, look).fetchall()[0]
+    ((now, may_count),) = connection.execute(LOOK_AROUND, {"states": states.as_string()}).fetchall()
     user = Identifier(connection.info.user)
     if options.pieces is None:
         require_staging(connection, options)
-    if options.pieces is not None and not may_note:
-        grant = SQL("GRANT UPDATE (row_counts) ON {} TO {}").format(ledger, user)
-        raise TableError(
-            f"the rows of a partition cannot be noted in {options.outbox_schema}.batch: run what "
-            f"`relay config roles` prints again, or {grant.as_string(connection)}"
-        )
+    else:
+        require_noting(connection, options)
     if options.max_pending is not None and not may_count:
         grant = SQL("GRANT SELECT (state) ON {} TO {}").format(states, user)
         raise TableError(
@@ -144,6 +151,23 @@ def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> dat
             f"`relay config roles` prints again, or {grant.as_string(connection)}"
         )
     return cast(datetime, now)
+
+
+def require_noting(connection: psycopg.Connection, options: BatchOptions) -> None:
+    """Check that the ledger's row may be changed when the number of written rows is known.
+
+    Raises:
+        TableError: with the remedy.
+    """
+    ledger = Identifier(options.outbox_schema, "batch")
+    ((may_note,),) = connection.execute(MAY_NOTE, {"ledger": ledger.as_string()}).fetchall()
+    if not may_note:
+        user = Identifier(connection.info.user)
+        grant = SQL("GRANT UPDATE (row_counts) ON {} TO {}").format(ledger, user)
+        raise TableError(
+            f"how many rows are written cannot be noted in {options.outbox_schema}.batch: run what "
+            f"`relay config roles` prints again, or {grant.as_string(connection)}"
+        )
 
 
 def require_staging(connection: psycopg.Connection, options: BatchOptions) -> None:
@@ -203,9 +227,10 @@ def plan_write(schema: spark.StructType, table: Table, options: WriteOptions) ->
         ColumnError: with every fault at once, each naming its column.
     """
     fields = _fields(schema)
-    faults = _named_twice(schema) + _missing(fields, options)
-    named = {*options.named_columns().values(), *options.payload_columns}
-    columns = _business_columns(fields, table, faults, others=named)
+    faults = _named_twice(schema) + _missing(fields, table, options)
+    named = {*options.named_columns().values(), *options.payload_columns, options.rows.delete_column}
+    columns = _business_columns(fields, table, faults, others=named, keys=options.rows.keys)
+    upsert = _upsert(fields, table, options.rows, faults)
     if options.pieces is not None:
         faults += [
             f"column {column.name!r} is text in the DataFrame and {column.cast} in {table}. Only atomic=batch casts it"
@@ -214,6 +239,9 @@ def plan_write(schema: spark.StructType, table: Table, options: WriteOptions) ->
         ]
     payload = _payload(columns, options)
     faults += _unfit_for_event(fields, payload, options)
+    is_bytes = options.payload_column is not None and _is_bytes(fields, options.payload_column)
+    if is_bytes and options.content_type is None:
+        faults.append(f"column {options.payload_column!r} of option payloadColumn is bytes, and takes contentType")
     sequence = options.sequence_column
     unique = {column.name for column in table.columns if column.is_unique}
     if options.pieces is not None and sequence is not None and sequence not in unique:
@@ -229,6 +257,10 @@ def plan_write(schema: spark.StructType, table: Table, options: WriteOptions) ->
         "routing_key": options.routing_key,
         "content_type": options.content_type,
     }
+    deletes = None
+    if upsert is not None and upsert.delete is not None:
+        kinds = options.delete_event_type or "", same.pop("event_type") or ""
+        deletes = DeleteEvents(upsert.delete, *kinds, payload=tuple(fields[name][0] for name in upsert.keys))
     event = EventPlan(
         texts={"aggregate_id": fields[options.aggregate_id_column][0]},
         same={name: value for name, value in same.items() if value is not None},
@@ -236,12 +268,15 @@ def plan_write(schema: spark.StructType, table: Table, options: WriteOptions) ->
         payload_is_whole=options.payload_column is not None,
         headers=None if options.headers_column is None else fields[options.headers_column][0],
         sequence=None if sequence is None else fields[sequence][0],
-        sequence_is_unique=sequence is None or sequence in unique,
+        # An INSERT refuses repeats by the index. The keys alone are known to be unique in an upsert.
+        sequence_is_unique=sequence is None or (sequence in unique if upsert is None else upsert.keys == (sequence,)),
+        deletes=deletes,
+        payload_is_bytes=is_bytes,
     )
-    return Plan((table.schema, table.name), tuple(columns), event=event)
+    return Plan((table.schema, table.name), tuple(columns), upsert, event)
 
 
-def plan_rows(schema: spark.StructType, table: Table, keys: tuple[str, ...]) -> Plan:
+def plan_rows(schema: spark.StructType, table: Table, options: RowOptions) -> Plan:
     """Decide which column goes where, when each row is a row of the table, new or with keys that it has already.
 
     Raises:
@@ -249,16 +284,31 @@ def plan_rows(schema: spark.StructType, table: Table, keys: tuple[str, ...]) -> 
     """
     fields = _fields(schema)
     faults = _named_twice(schema)
-    columns = _business_columns(fields, table, faults)
-    faults += [f"column {name!r} of key_columns is not in the DataFrame" for name in keys if name not in fields]
-    if keys and frozenset(keys) not in table.unique:
-        faults.append(f"key_columns {', '.join(keys)}: no unique index of {table} is on just these columns")
-    if keys and not table.may_update:
-        faults.append(f"{table} may not be updated, as mode upsert does: {table.grant('SELECT, UPDATE')}")
+    columns = _business_columns(fields, table, faults, others={options.delete_column}, keys=options.keys)
+    upsert = _upsert(fields, table, options, faults)
     _raise(faults)
-    # A NULL is no other row's NULL to a unique index: what has one would be inserted again by every run.
-    columns = [replace(column, not_null=column.not_null or column.name in keys) for column in columns]
-    return Plan((table.schema, table.name), tuple(columns), keys=keys)
+    return Plan((table.schema, table.name), tuple(columns), upsert)
+
+
+def _upsert(fields: Fields, table: Table, options: RowOptions, faults: list[str]) -> Upsert | None:
+    """Decide how rows that are there are found; None when every row is inserted."""
+    keys, delete = options.keys, options.delete_column
+    if not keys:
+        return None
+    faults += [f"column {name!r} of upsertKeys is not in the DataFrame" for name in keys if name not in fields]
+    if frozenset(keys) not in table.unique:
+        faults.append(
+            f"upsertKeys {', '.join(keys)}: no unique index of {table} is on just these columns: {table.index(keys)}"
+        )
+    needed = ["SELECT", *([] if options.if_absent else ["UPDATE"]), *([] if delete is None else ["DELETE"])]
+    if not table.rights.issuperset(needed):
+        faults.append(f"upsertKeys takes more rights to {table} than INSERT: {table.grant(', '.join(needed))}")
+    if delete is not None and not isinstance(fields.get(delete, (0, None))[1], spark.BooleanType):
+        faults.append(f"column {delete!r} of deleteColumn is no boolean column of the DataFrame")
+    if delete in {column.name for column in table.columns}:
+        faults.append(f"column {delete!r} of deleteColumn is in {table}, too: rename it in the DataFrame")
+    place = None if delete not in fields else fields[delete][0]
+    return Upsert(keys, only_changed=options.only_changed, if_absent=options.if_absent, delete=place)
 
 
 def plan_events(schema: spark.StructType, same: Mapping[str, str], *, number: int, maker: Maker | None = None) -> Plan:
@@ -280,6 +330,9 @@ def plan_events(schema: spark.StructType, same: Mapping[str, str], *, number: in
     for name in ("aggregate_type", "event_type", "payload"):
         if name not in fields and name not in same:
             faults.append(f"{name} is missing: give it, or a column of that name")
+    is_bytes = _is_bytes(fields, "payload")
+    if is_bytes and "content_type" not in fields and "content_type" not in same:
+        faults.append("a payload of bytes takes content_type: give it, or a column of that name")
     for name, (_, data_type) in fields.items():
         does_take, takes = takes_of(name)
         if name not in unknown and not does_take(data_type):
@@ -298,6 +351,7 @@ def plan_events(schema: spark.StructType, same: Mapping[str, str], *, number: in
         number=number,
         id_tells_batch=MESSAGE_KEY not in places,
         maker=maker,
+        payload_is_bytes=is_bytes,
     )
     return Plan(event=event)
 
@@ -306,13 +360,17 @@ def _fields(schema: spark.StructType) -> Fields:
     return {field.name: (index, field.dataType) for index, field in enumerate(schema.fields)}
 
 
+def _is_bytes(fields: Fields, name: str) -> bool:
+    return name in fields and isinstance(fields[name][1], spark.BinaryType)
+
+
 def _raise(faults: list[str]) -> None:
     if faults:
         raise ColumnError("; ".join(faults))
 
 
 def _business_columns(
-    fields: Fields, table: Table, faults: list[str], *, others: Collection[str] = ()
+    fields: Fields, table: Table, faults: list[str], *, others: Collection[str | None], keys: Collection[str]
 ) -> list[BusinessColumn]:
     target = {column.name: column for column in table.columns}
     columns = []
@@ -320,7 +378,9 @@ def _business_columns(
         if name in target:
             column = target[name]
             faults += _misfit(name, data_type, column, table)
-            columns.append(_staged(index, data_type, column))
+            staged = _staged(index, data_type, column)
+            # A NULL is no other row's NULL to a unique index: what has one would be inserted again by every run.
+            columns.append(replace(staged, not_null=staged.not_null or name in keys))
         elif name not in others:
             faults.append(f"column {name!r} is not in {table}, and no option names it")
     faults += [
@@ -370,10 +430,14 @@ def _named_twice(schema: spark.StructType) -> list[str]:
     ]
 
 
-def _missing(fields: Fields, options: WriteOptions) -> list[str]:
+def _missing(fields: Fields, table: Table, options: WriteOptions) -> list[str]:
     named = [*options.named_columns().items(), *(("payloadColumns", name) for name in options.payload_columns)]
+    made_by_database = {column.name for column in table.columns if column.has_default or column.is_generated}
     return [
-        f"column {name!r} of option {option} is not in the DataFrame" for option, name in named if name not in fields
+        f"column {name!r} of option {option} is not in the DataFrame"
+        + (MADE_LATER.format(table) if name in made_by_database else "")
+        for option, name in named
+        if name not in fields
     ]
 
 
@@ -385,7 +449,7 @@ def _payload(columns: list[BusinessColumn], options: WriteOptions) -> tuple[str,
 
 def _misfit(name: str, data_type: spark.DataType, column: TableColumn, table: Table) -> list[str]:
     if column.is_generated:
-        return [f"column {name!r} of {table} is generated by the database and cannot be written"]
+        return [f"column {name!r} of {table} is generated by the database and cannot be written: leave it out"]
     if not column.may_insert:
         return [f"column {name!r} of {table} may not be written: {table.grant('INSERT', name)}"]
     both = f"column {name!r} is {data_type.simpleString()} in the DataFrame and {column.type} in {table}"

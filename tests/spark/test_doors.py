@@ -6,7 +6,7 @@ from tests.spark.frames import counts
 from tests.spark.one_row import follow_spark_row
 
 
-def test_a_row_passes_through_thirteen_files(options: dict[str, str], connection: psycopg.Connection) -> None:
+def test_a_row_passes_through_fourteen_files(options: dict[str, str], connection: psycopg.Connection) -> None:
     opened = follow_spark_row(options)
 
     assert counts(connection) == (1, 1, 1)
@@ -21,6 +21,7 @@ def test_a_row_passes_through_thirteen_files(options: dict[str, str], connection
         "spark/outbox_spark/options.py",
         "spark/outbox_spark/plan.py",
         "spark/outbox_spark/prepare.py",
+        "spark/outbox_spark/result.py",
         "spark/outbox_spark/rows.py",
         "spark/outbox_spark/source.py",
         "spark/outbox_spark/tables.py",

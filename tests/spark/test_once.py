@@ -86,7 +86,7 @@ def test_a_batch_run_again_is_announced_before_any_task(
     outbox_spark.OutboxDataSource({**options, **BATCH}).writer(invoices(spark).schema, overwrite=False)
 
     (record,) = caplog.records
-    assert "batch 'nightly' version 7 (100 rows, committed" in record.getMessage()
+    assert "batch 'nightly' version 7 recognised: 100 rows, 100 events" in record.getMessage()
 
 
 def test_without_a_name_each_save_is_a_batch_of_its_own(

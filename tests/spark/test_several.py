@@ -65,7 +65,7 @@ def test_upsert_updates_the_rows_that_are_there(
     with OutboxBatch(spark, **{**named, "version": 8}) as batch:
         dearer = invoices(spark).withColumn("amount", f.expr("CAST(amount + 1 AS decimal(12, 2))"))
         for frame in (invoices(spark, 120), dearer):  # the later call updates the rows of the earlier one
-            batch.rows(frame, table="billing.invoice", mode="upsert", key_columns=["invoice_id"])
+            batch.rows(frame, table="billing.invoice", upsert_keys=["invoice_id"])
 
     assert counts(connection) == (120, 0, 2)
     updated = "SELECT sum(amount) FROM billing.invoice WHERE ltrim(invoice_id, 'INV-')::int < 100"
@@ -76,7 +76,7 @@ def test_upsert_takes_each_key_once_and_no_null(
     spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection
 ) -> None:
     in_two_partitions = invoices(spark, 2, partitions=2).withColumn("invoice_id", f.lit("INV-1"))
-    upsert: dict[str, Any] = {"table": "billing.invoice", "mode": "upsert", "key_columns": ["invoice_id"]}
+    upsert: dict[str, Any] = {"table": "billing.invoice", "upsert_keys": ["invoice_id"]}
 
     with (
         pytest.raises(outbox_spark.BatchError) as twice,
@@ -89,8 +89,8 @@ def test_upsert_takes_each_key_once_and_no_null(
         batch.rows(in_two_partitions.withColumn("invoice_id", f.lit(None).cast("string")), **upsert)
 
     assert str(twice.value) == (
-        "nothing of the batch was written: 2 rows for billing.invoice have the same invoice_id (INV-1), and mode "
-        "upsert writes one. Leave one of them in the DataFrame"
+        "nothing of the batch was written: 2 rows for billing.invoice have the same upsertKeys, invoice_id (INV-1). "
+        "Leave one of them in the DataFrame"
     )
     assert str(outbox_spark.reason(null.value)).endswith("written to billing.invoice: column 'invoice_id' is NULL")
     assert counts(connection) == (0, 0, 0)
@@ -273,10 +273,13 @@ def test_a_frame_that_fails_leaves_nothing_of_the_others(
     ("add", "message"),
     [
         (lambda batch, frame: batch.rows(frame, table="billing.none"), "table billing.none of rows() does not exist"),
-        (lambda batch, frame: batch.rows(frame, table="billing.invoice", mode="upsert"), "mode upsert takes key_col"),
         (
-            lambda batch, frame: batch.rows(frame, table="billing.invoice", mode="upsert", key_columns=["amount"]),
-            "key_columns amount: no unique index of billing.invoice is on just these columns",
+            lambda batch, frame: batch.rows(frame, table="billing.invoice", only_changed=True),
+            "only_changed takes upsert_keys, the columns that find a row",
+        ),
+        (
+            lambda batch, frame: batch.rows(frame, table="billing.invoice", upsert_keys=["amount"]),
+            "upsertKeys amount: no unique index of billing.invoice is on just these columns: CREATE UNIQUE INDEX ON",
         ),
         (lambda batch, frame: batch.events(frame), "column 'invoice_id' is no column of an event: message_id"),
         (lambda batch, frame: batch.events(frame, payload=f.struct("*")), "aggregate_type is missing: give it, or a"),
@@ -286,8 +289,12 @@ def test_a_frame_that_fails_leaves_nothing_of_the_others(
             "function, struct and Columns exclude each other",
         ),
         (
+            lambda batch, frame: batch.events(frame, aggregate_type="x", event_type="x", payload=f.expr("X'00'")),
+            "a payload of bytes takes content_type: give it, or a column of that name",
+        ),
+        (
             lambda batch, frame: batch.events(frame, aggregate_type="x", event_type="x", payload=f.col("amount")),
-            "column 'payload' takes a string of JSON, or a struct, map or array, not decimal(12,2)",
+            "column 'payload' takes a string of JSON, bytes, or a struct, map or array, not decimal(12,2)",
         ),
     ],
 )

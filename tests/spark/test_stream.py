@@ -69,6 +69,26 @@ def test_a_micro_batch_whose_commit_failed_is_written_by_the_restart(
     assert staging_tables(connection) == []
 
 
+def test_a_stream_upserts_and_a_repeated_micro_batch_makes_no_event_again(
+    spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
+) -> None:
+    changed = {**options, "upsertKeys": "invoice_id", "onlyChanged": "true"}
+    save(invoices(spark, 15), options)
+    _arrive(spark, source, 0)
+    _stream(spark, source, tmp_path / "checkpoint", changed)
+    (tmp_path / "checkpoint" / "commits" / "0").unlink()
+    (tmp_path / "checkpoint" / "commits" / ".0.crc").unlink()
+    connection.execute("UPDATE billing.invoice SET amount = 99")  # which a repeat would undo
+
+    _stream(spark, source, tmp_path / "checkpoint", changed)
+
+    assert counts(connection) == (20, 15 + 5, 2)
+    assert one(connection, "SELECT sum(amount) FROM billing.invoice") == 20 * 99
+    assert str(outbox_spark.last_result(options["url"], STREAM, 0)) == (
+        "batch 'invoices-stream' version 0 recognised: 5 rows, 5 events, 15 unchanged"
+    )
+
+
 @pytest.mark.jobs
 def test_a_new_checkpoint_under_an_old_name_is_refused(
     spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 import outbox_spark
 from outbox_spark import OutboxBatch, RowError
+from outbox_spark.asked import row_options
 from outbox_spark.load import load
 from outbox_spark.prepare import prepare
 from outbox_spark.tables import describe, plan_rows
@@ -166,7 +167,7 @@ def test_a_type_that_does_not_fit_is_refused_by_name(
     connection.execute(f"CREATE TABLE drawn (c {table_type})")
 
     with pytest.raises(outbox_spark.ColumnError, match="column 'c' is "):
-        plan_rows(StructType.fromDDL(f"c {spark_type}"), describe(connection, "drawn"), ())
+        plan_rows(StructType.fromDDL(f"c {spark_type}"), describe(connection, "drawn"), row_options())
 
 
 # Types that Spark lacks, with a text that PostgreSQL reads and one that it refuses, or would round or cut.
@@ -304,7 +305,7 @@ def test_a_modifier_that_spark_types_have_too_is_compared_with_theirs(
     connection.execute(f"CREATE TABLE drawn (c {postgres_type})")
 
     with pytest.raises(outbox_spark.ColumnError, match="not every value fits unchanged"):
-        plan_rows(StructType.fromDDL(f"c {spark_type}"), describe(connection, "drawn"), ())
+        plan_rows(StructType.fromDDL(f"c {spark_type}"), describe(connection, "drawn"), row_options())
 
 
 def test_only_a_batch_in_one_transaction_casts_text(options: Options, connection: psycopg.Connection) -> None:
@@ -325,4 +326,4 @@ def test_a_key_of_text_that_is_cast_is_compared_as_what_it_becomes(
         pytest.raises(outbox_spark.BatchError, match=r"2 rows for public\.drawn have the same host"),
         OutboxBatch(spark, url=database_url, app_id="types", version=0) as batch,
     ):
-        batch.rows(frame, table="drawn", mode="upsert", key_columns=["host"])
+        batch.rows(frame, table="drawn", upsert_keys=["host"])
