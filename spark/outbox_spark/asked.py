@@ -16,6 +16,7 @@ from outbox_spark.options import (
     FAILFAST,
     OPTIONS,
     PYTHON,
+    QUARANTINE,
     READS,
     SENT,
     SKIP,
@@ -96,6 +97,8 @@ class WriteOptions(BatchOptions):
 
     dbtable: str
     rows: RowOptions
+    bad_rows_table: str | None  # None: a bad row fails the batch
+    max_bad_rows: int
     delete_event_type: str | None
     aggregate_type: str
     aggregate_id_column: str
@@ -180,6 +183,10 @@ def write_options(given: Mapping[str, str], *, is_stream: bool = False) -> Write
             "option upsertKeys takes atomic=batch without singleTask: other tasks copy their rows straight into the "
             "table, where a COPY only inserts"
         )
+    if (values.pop("bad_rows") == QUARANTINE) != (values["bad_rows_table"] is not None):
+        faults.append("options badRows=quarantine and badRowsTable belong together: give both or neither")
+    if values["bad_rows_table"] is not None and (single_task or atomic == "partition"):
+        faults.append("option badRows=quarantine takes atomic=batch without singleTask: it takes rows out of staging")
     if values["payload_columns"] and values["payload_column"]:
         faults.append("options payloadColumns and payloadColumn exclude each other")
     _raise(faults)

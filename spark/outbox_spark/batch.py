@@ -18,10 +18,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from outbox_spark.asked import WriteLimits, batch_options, row_options
 from outbox_spark.commit import commit_batch
 from outbox_spark.connection import connect, conninfo
-from outbox_spark.errors import BatchError, OutboxWriteError
+from outbox_spark.errors import BatchError, OutboxWriteError, RowError
 from outbox_spark.frames import Events, Frames
 from outbox_spark.ledger import Batch, read, refuse_begun_in_pieces
-from outbox_spark.load import load_all
+from outbox_spark.load import load_all, refused
 from outbox_spark.plan import MakeEvents, Save, Staged
 from outbox_spark.prepare import (
     KILLED_WITHIN,
@@ -235,7 +235,11 @@ def _stage(frame: DataFrame, saves: Sequence[Save]) -> Iterator[tuple[int, Stage
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        staged = load_all(saves, batches, partition=context.partitionId(), attempt=context.taskAttemptId())
+        partition = context.partitionId()
+        try:
+            staged = load_all(saves, batches, partition=partition, attempt=context.taskAttemptId())
+        except RowError as error:
+            staged = refused(saves, error, partition=partition)
         yield pa.RecordBatch.from_arrays(
             [
                 pa.array(range(len(staged)), pa.int32()),
@@ -243,10 +247,13 @@ def _stage(frame: DataFrame, saves: Sequence[Save]) -> Iterator[tuple[int, Stage
                 pa.array([each.table for each in staged], pa.string()),
                 pa.array([each.rows for each in staged], pa.int64()),
                 pa.array([each.is_left_out for each in staged]),
+                pa.array([each.refused for each in staged], pa.string()),
             ],
-            ["number", "place", "relation", "row_count", "left_out"],
+            ["number", "place", "relation", "row_count", "left_out", "refused"],
         )
 
-    shape = "number int, place int, relation string, row_count long, left_out boolean"
-    for number, place, table, rows, left_out in frame.mapInArrow(stage, shape).collect():
+    shape = "number int, place int, relation string, row_count long, left_out boolean, refused string"
+    for number, place, table, rows, left_out, fault in frame.mapInArrow(stage, shape).collect():
+        if fault is not None:
+            raise RowError(fault)
         yield number, Staged(place, table, rows, is_left_out=left_out)

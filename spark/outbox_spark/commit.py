@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from outbox_spark.connection import connect, retried, wait_for_room
-from outbox_spark.errors import BatchError, CommitUnknownError, OutboxWriteError, one_line
+from outbox_spark.errors import BatchError, CommitUnknownError, OutboxWriteError, RowError, one_line
 from outbox_spark.ledger import (
     Batch,
     Entry,
@@ -23,7 +23,7 @@ from outbox_spark.ledger import (
     refuse_other_query,
     take,
 )
-from outbox_spark.move import Written, move_all, refuse_repeated_ids
+from outbox_spark.move import Written, move_all, put_into_quarantine, refuse_repeated_ids
 from outbox_spark.plan import Pieces, Room, Save, Staged, made_at
 from outbox_spark.result import Outcome, Result
 
@@ -115,6 +115,9 @@ def _write(connection: psycopg.Connection, written: Written) -> Result:
     for _, staged in written:
         _refuse_left_out(staged)
     in_order = [(save, [each for each in _by_partition(staged) if each.rows]) for save, staged in written]
+    for save, staged in written:
+        if save.quarantine is not None:
+            put_into_quarantine(connection, save, save.quarantine, _by_partition(staged))
     refuse_repeated_ids(connection, in_order)
     moved = move_all(connection, in_order)
     save, _ = written[0]
@@ -152,6 +155,9 @@ def _write_pieces(connection: psycopg.Connection, save: Save, pieces: Pieces, st
 
 
 def _refuse_left_out(staged: Sequence[Staged]) -> None:
+    for each in _by_partition(staged):
+        if each.refused is not None:
+            raise RowError(each.refused)
     if any(each.is_left_out for each in staged):
         raise BatchError(
             "nothing of the batch was written: its staging tables were dropped while it ran, and no other driver has "
@@ -177,6 +183,8 @@ def _row_counts(written: Written) -> dict[str, Any]:
     }
     if save.query is not None:
         row_counts["query"] = save.query
+    if save.quarantine is not None:
+        row_counts["bad_rows"] = sum(len(each.bad) for _, staged in written for each in staged)
     return row_counts
 
 

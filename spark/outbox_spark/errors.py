@@ -33,7 +33,17 @@ class ColumnError(OutboxWriteError):
 
 
 class RowError(OutboxWriteError):
-    """A row that the database would refuse; fails its task, so the batch is not written."""
+    """A row that the database would refuse, so the batch is not written.
+
+    Attributes:
+        place: among the rows at hand; None when a Python function refused it, which may do better at another try.
+        fault: what is wrong, without the name of the row.
+    """
+
+    def __init__(self, message: str, *, place: int | None = None, fault: str = "") -> None:
+        super().__init__(message)
+        self.place = place
+        self.fault = fault
 
 
 class BatchError(OutboxWriteError):

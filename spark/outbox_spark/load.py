@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain
 from typing import TypeVar
 
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
+from outbox_spark.bad_rows import Sieve
 from outbox_spark.connection import connect_task
-from outbox_spark.errors import BatchError, one_line
+from outbox_spark.errors import BatchError, RowError, one_line
 from outbox_spark.events import events_of
 from outbox_spark.plan import Save, Staged
 from outbox_spark.rows import naming_refused, staging_rows
@@ -18,7 +19,9 @@ from outbox_spark.rows import naming_refused, staging_rows
 BYTES_PER_INGEST = 32 * 1024 * 1024
 UNDEFINED_TABLE = "42P01"
 ROWS_PER_CALL = 10_000  # as dicts for a Python function, which may make many events of each
+REFUSING_WITHIN = "10s"  # that other tasks load, when one finds a value that no table takes
 Rows = TypeVar("Rows")
+Part = tuple[pa.RecordBatch, int, pa.RecordBatch]  # its rows in the DataFrame, the position of the first, as staged
 
 
 def load(save: Save, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int) -> Staged:
@@ -49,24 +52,60 @@ def load_all(saves: Sequence[Save], batches: Iterable[pa.RecordBatch], *, partit
         raise BatchError(f"partition {partition} could not be staged: {one_line(error)}") from None
 
 
+def refused(saves: Sequence[Save], error: RowError, *, partition: int) -> list[Staged]:
+    """Return what lets the commit refuse the batch: tried again, the task would find the same value.
+
+    The patterns go, so that tasks which have not begun to load find nothing to load into, and end.
+
+    Raises:
+        RowError: another try may do better.
+    """
+    if error.place is None:
+        raise error
+    with (
+        suppress(dbapi.Error),
+        closing(connect_task(saves[0].info)) as connection,
+        closing(connection.cursor()) as cursor,
+    ):
+        cursor.execute(f"SET lock_timeout = '{REFUSING_WITHIN}'")
+        for save in saves:
+            cursor.execute(f"DROP TABLE IF EXISTS {save.staging.quoted_schema}.{save.staging.prefix}")
+    return [Staged(partition, None, 0, refused=str(error)) for _ in saves]
+
+
 def _stage(saves: Sequence[Save], chunks: Iterable[pa.RecordBatch], *, partition: int, attempt: int) -> list[Staged]:
-    counts = [0] * len(saves)
+    read, written = [0] * len(saves), [0] * len(saves)
+    created: set[int] = set()
+    sieves = [None if save.quarantine is None else Sieve(save, save.quarantine, partition) for save in saves]
 
-    def made() -> Iterator[tuple[Save, pa.RecordBatch, int, pa.RecordBatch]]:
+    def made() -> Iterator[tuple[int, Part]]:
         for chunk in chunks:
-            for place, save in enumerate(saves):
+            for number, (save, sieve) in enumerate(zip(saves, sieves, strict=True)):
                 for rows in _rows_of(save, chunk):
-                    first = counts[place]
-                    yield save, rows, first, staging_rows(save, rows, partition=partition, first=first)
-                    counts[place] += rows.num_rows
+                    first = read[number]
+                    if sieve is None:
+                        yield number, (rows, first, staging_rows(save, rows, partition=partition, first=first))
+                    else:
+                        yield from ((number, part) for part in sieve.staged(rows, first))
+                    read[number] += rows.num_rows
 
-    def ingest(made: tuple[Save, pa.RecordBatch, int, pa.RecordBatch]) -> None:
-        save, rows, first, staged = made
+    def ingest(made: tuple[int, Part]) -> None:
+        number, part = made
+        save, sieve = saves[number], sieves[number]
         table = save.staging.table_of(attempt)
-        if first == 0:
+
+        def send(rows: pa.RecordBatch, first: int, staged: pa.RecordBatch) -> None:
+            with naming_refused(save, rows, table, partition=partition, first=first):
+                cursor.adbc_ingest(table, staged, mode="append", db_schema_name=save.staging.schema)
+
+        if number not in created:
             cursor.execute(save.staging.create(attempt))
-        with naming_refused(save, rows, table, partition=partition, first=first):
-            cursor.adbc_ingest(table, staged, mode="append", db_schema_name=save.staging.schema)
+            created.add(number)
+        if sieve is None:
+            send(*part)
+            written[number] += part[0].num_rows
+        else:
+            written[number] += sieve.ingest(cursor, part, send)
 
     with closing(connect_task(saves[0].info)) as connection, closing(connection.cursor()) as cursor:
         # A table is new in the transaction that fills it: PostgreSQL then only ever appends to it. So the commit
@@ -75,8 +114,8 @@ def _stage(saves: Sequence[Save], chunks: Iterable[pa.RecordBatch], *, partition
         load_each(made(), ingest)
         cursor.execute("COMMIT")
     return [
-        Staged(partition, save.staging.table_of(attempt) if rows else None, rows)
-        for save, rows in zip(saves, counts, strict=True)
+        Staged(partition, save.staging.table_of(attempt) if rows else None, rows, bad=sieve.found if sieve else ())
+        for save, rows, sieve in zip(saves, written, sieves, strict=True)
     ]
 
 

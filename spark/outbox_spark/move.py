@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
-from outbox_spark.errors import BatchError
-from outbox_spark.plan import DELETE_FLAG, BusinessColumn, EventPlan, Save, Staged, Upsert, of_outbox
+from outbox_spark.errors import BatchError, RowError
+from outbox_spark.plan import DELETE_FLAG, BusinessColumn, EventPlan, Quarantine, Save, Staged, Upsert, of_outbox
 
 INSERT = SQL("INSERT INTO {table} AS target ({columns}) SELECT {values} FROM {staging} AS staged{where}{on_conflict}")
 UPDATE = SQL(" ON CONFLICT ({keys}) DO UPDATE SET {changes}{where}")
@@ -35,6 +35,11 @@ DELETE_AND_PASS_OVER = SQL("""
 
 # The parent, never the partition: the statement trigger that rings the relay is the parent's.
 MOVE_EVENTS = SQL("INSERT INTO {message} ({columns}) SELECT {values} FROM {staging}")
+
+PUT_INTO_QUARANTINE = SQL("""
+    INSERT INTO {table} (app_id, version, table_name, partition, position, reason, row_json)
+    VALUES (%s, %s, %s, %s, %s, %s, %s)
+""")
 
 FIND_REPEATED_ID = SQL("""
     SELECT min(aggregate_id), count(*) FROM ({staged}) AS staged
@@ -203,6 +208,29 @@ def _events_of(save: Save, event: EventPlan, staged: Staged) -> Composed:
         values=SQL(", ").join(values.values()),
         staging=_staging(save, staged),
     )
+
+
+def put_into_quarantine(
+    connection: psycopg.Connection, save: Save, quarantine: Quarantine, staged: Sequence[Staged]
+) -> None:
+    """Write the rows that no table takes into their table.
+
+    Raises:
+        RowError: they are more than may be.
+    """
+    bad = [(each.partition, row) for each in staged for row in each.bad]
+    if len(bad) > quarantine.most:
+        raise RowError(
+            f"nothing of the batch was written: it has {len(bad)} bad rows, and maxBadRows allows {quarantine.most}. "
+            f"The first is row {bad[0][1].position + 1} of partition {bad[0][0]}: {bad[0][1].reason}"
+        )
+    options, table = save.options, ".".join(save.plan.table or ())
+    rows = [
+        (options.app_id, options.version, table, partition, row.position, row.reason, row.row_json)
+        for partition, row in bad
+    ]
+    with connection.cursor() as cursor:
+        cursor.executemany(PUT_INTO_QUARANTINE.format(table=Identifier(*quarantine.table)), rows)
 
 
 def refuse_repeated_ids(connection: psycopg.Connection, written: Written) -> None:

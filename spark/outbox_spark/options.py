@@ -19,7 +19,8 @@ STAGING_MAX_AGE = 86_400  # seconds; longer than any batch may take
 MAX_NUMBER = 2**63 - 1
 MAX_PARTITIONS = 2**24 - 1  # three bytes of a message id
 SENT = "sent"
-SKIP = "skip"
+SKIP, FAIL = "skip", "fail"
+QUARANTINE = "quarantine"
 FAILFAST = "FAILFAST"
 
 
@@ -290,9 +291,31 @@ OPTIONS = (
         "on_recognised",
         frozenset({Use.WRITE, Use.BATCH}),
         "a batch that is in the ledger already: `skip` it, or `fail`",
-        _one_of(SKIP, "fail"),
+        _one_of(SKIP, FAIL),
         default=SKIP,
         not_here="is not for a stream: after a crash Spark repeats its last micro-batch, which must be skipped",
+    ),
+    Option(
+        "badRows",
+        "bad_rows",
+        WRITES,
+        "a row with a value that no table takes: `fail` the batch, or `quarantine` the row",
+        _one_of(FAIL, QUARANTINE),
+        default=FAIL,
+    ),
+    Option(
+        "badRowsTable",
+        "bad_rows_table",
+        WRITES,
+        "the table of quarantined rows, with its schema; required with `badRows=quarantine`",
+    ),
+    Option(
+        "maxBadRows",
+        "max_bad_rows",
+        WRITES,
+        "more quarantined rows fail the batch, 1 to 10,000",
+        _whole(1, 10_000),
+        default=100,
     ),
     Option(
         "atomic",

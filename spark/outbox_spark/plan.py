@@ -197,6 +197,23 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Where rows go that no table takes, and how many of a batch may go there."""
+
+    table: tuple[str, str]
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that no table takes."""
+
+    position: int  # in its partition, from 0
+    reason: str
+    row_json: str
+
+
+@dataclass(frozen=True, slots=True)
 class Save:
     """One `save()`."""
 
@@ -207,6 +224,7 @@ class Save:
     staging: Staging
     pieces: Pieces | None = None  # None: all partitions in one transaction, by staging tables
     room: Room | None = None  # None: any number
+    quarantine: Quarantine | None = None  # None: a bad row fails the batch
     query: str | None = None  # of a stream: the id of its query, which its checkpoint keeps
 
     def of_micro_batch(self, version: int, query: str | None) -> "Save":
@@ -225,6 +243,9 @@ class Staged:
     is_left_out: bool = (
         False  # the staging tables of its save() were dropped meanwhile: has another driver been faster?
     )
+
+    refused: str | None = None  # a value that no table takes; every attempt would find it again
+    bad: tuple[BadRow, ...] = ()  # rows that are taken out
 
     @property
     def row_counts(self) -> dict[str, int | str | None]:

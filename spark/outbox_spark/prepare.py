@@ -29,7 +29,14 @@ from outbox_spark.errors import OptionError, OutboxWriteError, one_line
 from outbox_spark.ledger import Batch, begin_pieces, count_repeat, read, refuse_begun_in_pieces
 from outbox_spark.plan import DELETE_FLAG, Pieces, Plan, Room, Save, Staging, of_outbox
 from outbox_spark.result import Result, refuse_recognised, say
-from outbox_spark.tables import describe, plan_write, require_noting, require_outbox, require_staging
+from outbox_spark.tables import (
+    describe,
+    plan_write,
+    require_noting,
+    require_outbox,
+    require_quarantine,
+    require_staging,
+)
 
 # COPY tells how many rows it was sent, not how many a trigger let pass.
 COUNT_INSERTED = SQL("""
@@ -65,13 +72,14 @@ def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) ->
     options = write_options(given)
     token = uuid4()
     with _prepared(options, schema, overwrite=overwrite) as (connection, now, plan):
+        quarantine = require_quarantine(connection, options)
         staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token)
         recognised, pieces = _begin(
             connection, options, plan, staging=staging, token=token, made_by=options.made_by(schema)
         )
         if recognised is not None:
             recognise(connection, options, recognised)
-    return Save(token, _info(options), options, plan, staging, pieces, room_of(options)), recognised
+    return Save(token, _info(options), options, plan, staging, pieces, room_of(options), quarantine), recognised
 
 
 def prepare_stream(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Save:
@@ -82,9 +90,10 @@ def prepare_stream(given: Mapping[str, str], schema: StructType, *, overwrite: b
     """
     options = write_options(given, is_stream=True)
     token = uuid4()
-    with _prepared(options, schema, overwrite=overwrite) as (_, now, plan):
+    with _prepared(options, schema, overwrite=overwrite) as (connection, now, plan):
+        quarantine = require_quarantine(connection, options)
         staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token, plan=plan)
-    return Save(token, _info(options), options, plan, staging, room=room_of(options))
+    return Save(token, _info(options), options, plan, staging, room=room_of(options), quarantine=quarantine)
 
 
 def recognise(connection: psycopg.Connection, options: BatchOptions, found: Batch) -> None:

@@ -30,6 +30,7 @@ class Result:
         events: written to the outbox.
         deleted: rows that `deleteColumn` deleted.
         unchanged: rows that changed nothing in the table, and made no event.
+        bad_rows: rows that no table takes, in `badRowsTable`.
         batch: as the ledger has it; None when this run has written it.
     """
 
@@ -40,6 +41,7 @@ class Result:
     events: int = 0
     deleted: int = 0
     unchanged: int = 0
+    bad_rows: int = 0
     batch: Batch | None = None
 
     @classmethod
@@ -72,19 +74,20 @@ class Result:
             events=counts.get("messages", 0),
             deleted=counts.get("deleted", 0),
             unchanged=counts.get("unchanged", 0),
+            bad_rows=counts.get("bad_rows", 0),
             batch=batch,
         )
 
     def __str__(self) -> str:
-        more = ((self.deleted, "deleted"), (self.unchanged, "unchanged"))
+        more = ((self.deleted, "deleted"), (self.unchanged, "unchanged"), (self.bad_rows, "bad rows"))
         counts = [f"{self.rows} rows", f"{self.events} events", *(f"{count} {what}" for count, what in more if count)]
         return f"batch {self.app_id!r} version {self.version} {self.outcome}: {', '.join(counts)}"
 
 
 def say(result: Result) -> None:
-    """Write it to the driver's log; as a warning when a batch is not written again."""
+    """Write it to the driver's log; as a warning when a batch is not written again, or has bad rows."""
     if result.outcome is Outcome.WRITTEN:
-        log.info("outbox: %s", result)
+        log.log(logging.WARNING if result.bad_rows else logging.INFO, "outbox: %s", result)
     else:
         log.warning("outbox: %s, in the ledger before this run, which writes nothing", result)
 

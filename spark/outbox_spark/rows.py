@@ -108,8 +108,9 @@ def naming_refused(save: Save, batch: pa.RecordBatch, table: str, *, partition: 
         line, column = lines[-1]
         where = f"column {column.removeprefix(of_outbox(''))!r}: " if column else ""
         detail = f" ({told['PG_DIAG_MESSAGE_DETAIL']})" if "PG_DIAG_MESSAGE_DETAIL" in told else ""
-        name = _Rows(save, batch, partition, first).name(int(line) - 1)
-        raise RowError(f"{name}: {where}{told['PG_DIAG_MESSAGE_PRIMARY']}{detail}".replace("\n", " ")) from None
+        place, name = int(line) - 1, _Rows(save, batch, partition, first).name(int(line) - 1)
+        fault = f"{where}{told['PG_DIAG_MESSAGE_PRIMARY']}{detail}".replace("\n", " ")
+        raise RowError(f"{name}: {fault}", place=place, fault=fault) from None
 
 
 class _Rows:
@@ -214,8 +215,8 @@ class _Rows:
         try:
             return make(column)
         except ValueError as error:
-            name = self.name(first_faulty(column, partial(fails, make)))
-            raise RowError(f"{name}: column {self._batch.schema.names[place]!r}: {error}") from None
+            faulty = first_faulty(column, partial(fails, make))
+            raise self._refused(faulty, f"column {self._batch.schema.names[place]!r}: {error}") from None
 
     def _headers(self, index: int) -> pa.Array:
         column = self._batch.column(index)
@@ -231,12 +232,15 @@ class _Rows:
     def _refuse_where(self, faulty: pa.Array, fault: str) -> None:
         place = pc.index(faulty, True).as_py()
         if place >= 0:
-            raise RowError(f"{self.name(place)}: {fault}")
+            raise self._refused(place, fault)
 
     def _refuse_any(self, column: pa.Array, is_faulty: Callable[[pa.Array], bool], fault: str) -> None:
         """Refuse the first row whose value in this column is faulty, or has one inside that is."""
         if is_faulty(column):
-            raise RowError(f"{self.name(first_faulty(column, is_faulty))}: {fault}")
+            raise self._refused(first_faulty(column, is_faulty), fault)
+
+    def _refused(self, place: int, fault: str) -> RowError:
+        return RowError(f"{self.name(place)}: {fault}", place=place, fault=fault)
 
     def name(self, place: int) -> str:
         names = self._batch.schema.names

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from outbox_spark.errors import BatchError
+from outbox_spark.errors import BatchError, RowError
 from outbox_spark.plan import Save, Staged
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class OutboxWriter(DataSourceArrowWriter):  # type: ignore[misc]  # mypy does no
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Attempt:
         """Stage a partition, or write it; on an executor, and more than once when Spark retries or speculates."""
-        from outbox_spark.load import load  # noqa: PLC0415
+        from outbox_spark.load import load, refused  # noqa: PLC0415
         from outbox_spark.pieces import write_piece  # noqa: PLC0415
 
         save, context = self._save, TaskContext.get()
@@ -97,9 +97,12 @@ class OutboxWriter(DataSourceArrowWriter):  # type: ignore[misc]  # mypy does no
             return Attempt(Staged(partition, None, 0))
         _refuse_beyond(save, partition)
         attempt = context.taskAttemptId()
-        if save.pieces is None:
-            return Attempt(load(save, iterator, partition=partition, attempt=attempt))
-        return Attempt(write_piece(save, save.pieces, iterator, partition=partition, attempt=attempt))
+        try:
+            if save.pieces is None:
+                return Attempt(load(save, iterator, partition=partition, attempt=attempt))
+            return Attempt(write_piece(save, save.pieces, iterator, partition=partition, attempt=attempt))
+        except RowError as error:
+            return Attempt(*refused([save], error, partition=partition))
 
     def commit(self, messages: list[Attempt | None]) -> None:
         """Write the batch unless the ledger has it; on the driver, when each partition has its one winner."""
@@ -143,7 +146,7 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # 
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StreamAttempt:
         """Stage a partition of the micro-batch."""
-        from outbox_spark.load import load  # noqa: PLC0415
+        from outbox_spark.load import load, refused  # noqa: PLC0415
 
         context = TaskContext.get()
         _refuse_beyond(self._save, context.partitionId())
@@ -151,9 +154,11 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # 
         # Should Spark name them otherwise one day: ids then tell of this try at the micro-batch, not of the batch.
         version = self._save.token.int >> 65 if number is None else int(number)
         save = self._save.of_micro_batch(version, query)
-        return StreamAttempt(
-            load(save, iterator, partition=context.partitionId(), attempt=context.taskAttemptId()), query
-        )
+        partition = context.partitionId()
+        try:
+            return StreamAttempt(load(save, iterator, partition=partition, attempt=context.taskAttemptId()), query)
+        except RowError as error:
+            return StreamAttempt(*refused([save], error, partition=partition), query)
 
     def commit(self, messages: list[StreamAttempt | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Write the micro-batch unless the ledger has it."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 
 import psycopg
 from psycopg.sql import SQL, Identifier
@@ -12,7 +12,7 @@ from pyspark.sql import types as spark
 from outbox_spark.asked import BatchOptions, RowOptions, WriteOptions
 from outbox_spark.errors import ColumnError, TableError, one_line
 from outbox_spark.fits import MESSAGE_KEY, TableColumn, fits, is_json, is_text_for, takes_of
-from outbox_spark.plan import BusinessColumn, DeleteEvents, EventPlan, Maker, Plan, Upsert
+from outbox_spark.plan import BusinessColumn, DeleteEvents, EventPlan, Maker, Plan, Quarantine, Upsert
 
 FIND_TABLE = SQL("""
     SELECT class.oid, space.nspname, class.relname, class.relkind IN ('r', 'p'),
@@ -69,6 +69,17 @@ MAY_CREATE = SQL("""
 EVENT_TEXTS = ("aggregate_type", "aggregate_id", "event_type", "exchange", "routing_key", "content_type")
 EVENT_FIELDS = ("message_id", *EVENT_TEXTS, "headers", "payload", MESSAGE_KEY)
 
+# What the table of bad rows has, by column.
+BAD_ROW = {
+    "app_id": "text",
+    "version": "bigint",
+    "table_name": "text",
+    "partition": "integer",
+    "position": "bigint",
+    "reason": "text",
+    "row_json": "text",
+}
+
 MADE_LATER = (
     ". {} makes it when the event is made already, so no event can have it. Make ids in Spark, for example with uuid()"
 )
@@ -115,7 +126,7 @@ def describe(connection: psycopg.Connection, dbtable: str, *, named_by: str = "o
         TableError: it is missing, is no table, or may not be written by this user.
     """
     oid, schema, name = _find(connection, dbtable, named_by)
-    rows = connection.execute(LIST_COLUMNS, {"table": oid}).fetchall()
+    rows = _columns_of(connection, oid)
     indexes = connection.execute(LIST_UNIQUE, {"table": oid}).fetchall()
     unique = frozenset(frozenset(names) for (names,) in indexes)
     rights = frozenset(right for (right,) in connection.execute(LIST_RIGHTS, {"table": oid}).fetchall())
@@ -151,6 +162,28 @@ def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> dat
             f"`relay config roles` prints again, or {grant.as_string(connection)}"
         )
     return cast(datetime, now)
+
+
+def require_quarantine(connection: psycopg.Connection, options: WriteOptions) -> Quarantine | None:
+    """Check the table of bad rows; None when a bad row fails the batch.
+
+    Raises:
+        TableError: it is missing, or lacks a column; with the statement that makes it.
+    """
+    if (name := options.bad_rows_table) is None:
+        return None
+    definitions = [f"{column} {kind} NOT NULL" for column, kind in BAD_ROW.items()]
+    remedy = f": CREATE TABLE {name} ({', '.join(definitions)}, quarantined_at timestamptz DEFAULT now())"
+    oid, schema, relation = _find(connection, name, "option badRowsTable", remedy=remedy)
+    kinds = {column.name: column.unlimited for column in (TableColumn(*row) for row in _columns_of(connection, oid))}
+    for column, kind in BAD_ROW.items():
+        if kinds.get(column) != kind:
+            raise TableError(f"{schema}.{relation} of option badRowsTable has no column {column} {kind}{remedy}")
+    return Quarantine((schema, relation), options.max_bad_rows)
+
+
+def _columns_of(connection: psycopg.Connection, oid: int) -> list[tuple[Any, ...]]:
+    return connection.execute(LIST_COLUMNS, {"table": oid}).fetchall()
 
 
 def require_noting(connection: psycopg.Connection, options: BatchOptions) -> None:

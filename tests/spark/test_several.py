@@ -6,7 +6,6 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -85,14 +84,14 @@ def test_upsert_takes_each_key_once_and_no_null(
         batch.rows(in_two_partitions, **upsert)
     connection.execute("ALTER TABLE billing.invoice DROP CONSTRAINT invoice_pkey, ADD UNIQUE (invoice_id)")
     connection.execute("ALTER TABLE billing.invoice ALTER invoice_id DROP NOT NULL")
-    with pytest.raises(PySparkException) as null, OutboxBatch(spark, **named) as batch:
+    with pytest.raises(outbox_spark.RowError) as null, OutboxBatch(spark, **named) as batch:
         batch.rows(in_two_partitions.withColumn("invoice_id", f.lit(None).cast("string")), **upsert)
 
     assert str(twice.value) == (
         "nothing of the batch was written: 2 rows for billing.invoice have the same upsertKeys, invoice_id (INV-1). "
         "Leave one of them in the DataFrame"
     )
-    assert str(outbox_spark.reason(null.value)).endswith("written to billing.invoice: column 'invoice_id' is NULL")
+    assert str(null.value).endswith("written to billing.invoice: column 'invoice_id' is NULL")
     assert counts(connection) == (0, 0, 0)
 
 
@@ -259,10 +258,10 @@ def test_a_frame_that_fails_leaves_nothing_of_the_others(
         block.enter_context(batch)
         batch.rows(invoices(spark), table="billing.invoice")
         batch.events(_events(invoices(spark)).withColumn("event_type", f.lit("")))
-        with pytest.raises(PySparkException) as refused:
+        with pytest.raises(outbox_spark.RowError) as refused:
             block.close()
 
-    words = str(outbox_spark.reason(refused.value))
+    words = str(refused.value)
     assert "the row with aggregate_id 'C" in words
     assert "cannot be written to the outbox: its event_type is missing" in words
     assert counts(connection) == (0, 0, 0)

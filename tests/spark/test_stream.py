@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import outbox_spark
 from outbox_spark.ledger import enter, take_for_query
 from outbox_spark.prepare import prepare_stream
+from tests.spark.bad_row import make_bad_row_table
 from tests.spark.frames import counts, invoices, one, save, staging_tables
 
 Options = dict[str, str]
@@ -87,6 +88,23 @@ def test_a_stream_upserts_and_a_repeated_micro_batch_makes_no_event_again(
     assert str(outbox_spark.last_result(options["url"], STREAM, 0)) == (
         "batch 'invoices-stream' version 0 recognised: 5 rows, 5 events, 15 unchanged"
     )
+
+
+def test_a_stream_quarantines_bad_rows_once(
+    spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
+) -> None:
+    make_bad_row_table(connection)
+    connection.execute("ALTER TABLE billing.invoice ALTER invoice_id TYPE varchar(5)")  # as long as INV-9
+    given = {**options, "badRows": "quarantine", "badRowsTable": "billing.bad_row"}
+    _arrive(spark, source, 0)
+
+    for _ in range(2):
+        _stream(spark, source, tmp_path / "checkpoint", given)
+        for name in ("0", ".0.crc"):
+            (tmp_path / "checkpoint" / "commits" / name).unlink()
+
+    assert counts(connection) == (10, 10, 1)
+    assert one(connection, "SELECT count(*) FROM billing.bad_row WHERE app_id = 'invoices-stream'") == 10
 
 
 @pytest.mark.jobs

@@ -200,9 +200,12 @@ KIND_FIELDS = {
 def test_every_type_is_compared_and_a_null_differs_from_a_value(
     options: Options, connection: psycopg.Connection
 ) -> None:
-    has_icu = one(connection, "SELECT EXISTS (SELECT FROM pg_collation WHERE collname = 'und-x-icu')")
-    connection.execute(NO_CASE if has_icu else "")
-    connection.execute(KINDS.format(collation=" COLLATE billing.no_case" if has_icu else ""))
+    try:
+        connection.execute(NO_CASE)
+        collation = " COLLATE billing.no_case"
+    except psycopg.errors.FeatureNotSupported:  # a server without ICU has no collation that takes two texts for one
+        collation = ""
+    connection.execute(KINDS.format(collation=collation))
     given = {
         **options, "dbtable": "billing.thing", "aggregateIdColumn": "key", "upsertKeys": "key", "onlyChanged": "true",
         "payloadColumns": "key",
