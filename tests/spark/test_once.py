@@ -34,6 +34,7 @@ from tests.support.process import Process, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = {"txnAppId": "nightly", "txnVersion": "7"}
+CHANGED = {"upsertKeys": "invoice_id", "onlyChanged": "true"}
 SESSIONS = """
     SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-spark' AND datname = current_database()
 """
@@ -116,20 +117,26 @@ def test_two_drivers_at_one_batch_write_it_once(
 @pytest.mark.drills
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "lock",
+    ("lock", "how"),
     [
-        pytest.param("LOCK TABLE outbox.batch IN EXCLUSIVE MODE", id="before-it-writes"),
-        pytest.param("LOCK TABLE outbox.message IN SHARE MODE", id="between-business-rows-and-events"),
+        pytest.param("LOCK TABLE outbox.batch IN EXCLUSIVE MODE", {}, id="before-it-writes"),
+        pytest.param("LOCK TABLE outbox.message IN SHARE MODE", {}, id="between-business-rows-and-events"),
+        pytest.param("LOCK TABLE outbox.message IN SHARE MODE", CHANGED, id="of-changed-rows"),
     ],
 )
 def test_a_driver_killed_in_its_commit_leaves_nothing_and_its_batch_runs_again(
-    spark: SparkSession, options: dict[str, str], connection: psycopg.Connection, tmp_path: Path, lock: str
+    spark: SparkSession,
+    options: dict[str, str],
+    connection: psycopg.Connection,
+    tmp_path: Path,
+    lock: str,
+    how: dict[str, str],
 ) -> None:
     """A driver is killed inside its commit; nothing of its batch is written, and the batch can be run again."""
     with connection.transaction():
         connection.execute(lock)  # the driver stops at this point of its commit
         driver = Process(
-            [sys.executable, "-m", "tests.spark.driver", json.dumps({**options, **BATCH})],
+            [sys.executable, "-m", "tests.spark.driver", json.dumps({**options, **BATCH, **how})],
             log=tmp_path / "driver.log",
             environment=os.environ,
             folder=ROOT,
@@ -142,7 +149,7 @@ def test_a_driver_killed_in_its_commit_leaves_nothing_and_its_batch_runs_again(
     assert counts(connection) == (0, 0, 0)
     assert len(staging_tables(connection)) == 4 + 1  # with their pattern
 
-    save(invoices(spark), options, **BATCH)
+    save(invoices(spark), options, **BATCH, **how)
 
     assert counts(connection) == (100, 100, 1)
     ((invoiced, announced),) = connection.execute(SUMS).fetchall()

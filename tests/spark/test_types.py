@@ -323,7 +323,7 @@ def test_a_key_of_text_that_is_cast_is_compared_as_what_it_becomes(
     frame = spark.sql("SELECT * FROM VALUES ('10.0.0.1', 1), ('10.0.0.1/32', 2) AS t (host, n)")
 
     with (
-        pytest.raises(outbox_spark.BatchError, match=r"2 rows for public\.drawn have the same host"),
+        pytest.raises(outbox_spark.BatchError, match=r"2 rows for public\.drawn have the same upsertKeys, host"),
         OutboxBatch(spark, url=database_url, app_id="types", version=0) as batch,
     ):
         batch.rows(frame, table="drawn", upsert_keys=["host"])
