@@ -39,12 +39,14 @@ class WriteLimits:
         num_partitions: so many tasks connect at a time, at most.
         batchsize: rows that an executor sends at a time.
         max_pending: the transaction waits while more rows than these are pending, up to `max_pending_wait` seconds.
+        rate: events a second that become due, from the commit on; those that have an `available_at` keep it.
     """
 
     num_partitions: int | None = None
     batchsize: int | None = None
     max_pending: int | None = None
     max_pending_wait: int | None = None
+    rate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class BatchOptions:
     batchsize: int
     max_pending: int | None
     max_pending_wait: int
+    rate: int | None  # events a second; None: all at once
     outbox_schema: str
     staging_schema: str
     staging_max_age: float
@@ -106,6 +109,7 @@ class WriteOptions(BatchOptions):
     payload_columns: tuple[str, ...]  # empty: every column of the business table
     payload_column: str | None
     headers_column: str | None
+    available_at_column: str | None
     sequence_column: str | None
     exchange: str | None
     routing_key: str | None
@@ -126,6 +130,7 @@ class WriteOptions(BatchOptions):
             "aggregateIdColumn": self.aggregate_id_column,
             "payloadColumn": self.payload_column,
             "headersColumn": self.headers_column,
+            "availableAtColumn": self.available_at_column,
             "sequenceColumn": self.sequence_column,
         }
         return {option: column for option, column in named.items() if column is not None}
@@ -187,6 +192,13 @@ def write_options(given: Mapping[str, str], *, is_stream: bool = False) -> Write
         faults.append("options badRows=quarantine and badRowsTable belong together: give both or neither")
     if values["bad_rows_table"] is not None and (single_task or atomic == "partition"):
         faults.append("option badRows=quarantine takes atomic=batch without singleTask: it takes rows out of staging")
+    if values["rate"] is not None and (single_task or atomic == "partition"):
+        faults.append(
+            "option rate takes atomic=batch without singleTask: of other tasks, no one knows when the events of the "
+            "others are due. maxPending makes them wait for each other"
+        )
+    if values["rate"] is not None and values["available_at_column"] is not None:
+        faults.append("options rate and availableAtColumn exclude each other: both say when an event is due")
     if values["payload_columns"] and values["payload_column"]:
         faults.append("options payloadColumns and payloadColumn exclude each other")
     _raise(faults)

@@ -138,6 +138,8 @@ def takes_of(field: str) -> tuple[Callable[[spark.DataType], bool], str]:
         return _is_payload, "a string of JSON, bytes, or a struct, map or array"
     if field == "headers":
         return _is_headers, "a map of strings, or a string that is a JSON object"
+    if field == "available_at":
+        return lambda data_type: isinstance(data_type, spark.TimestampType), "a timestamp"
     if field in {"aggregate_id", MESSAGE_KEY}:
         return lambda data_type: isinstance(data_type, AS_KEY), "a string, whole number, decimal or date"
     return lambda data_type: isinstance(data_type, spark.StringType), "a string"

@@ -26,7 +26,7 @@ class Events:
     """What events a DataFrame's rows become.
 
     What an event consists of is named as in outbox.message: aggregate_type, aggregate_id, event_type, payload, headers,
-    exchange, routing_key, content_type, message_id. Without more the DataFrame's columns are these.
+    exchange, routing_key, content_type, available_at, message_id. Without more the DataFrame's columns are these.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Events:
         """Return what makes them with Python; None when Spark makes them."""
         if self.function is None:
             return None
-        fields = [name for name in EVENT_FIELDS if name not in self.same and name != MESSAGE_KEY]
+        fields = [name for name in EVENT_FIELDS if name not in self.same and name not in {MESSAGE_KEY, "available_at"}]
         return Maker(self.function, tuple(fields))
 
 

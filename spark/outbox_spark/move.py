@@ -36,6 +36,9 @@ DELETE_AND_PASS_OVER = SQL("""
 # The parent, never the partition: the statement trigger that rings the relay is the parent's.
 MOVE_EVENTS = SQL("INSERT INTO {message} ({columns}) SELECT {values} FROM {staging}")
 
+# Without a sort: rows come out of a staging table as they went in. The seconds are whole, as both numbers are.
+IN_TURN = SQL("now() + make_interval(secs => ({after} + row_number() OVER () - 1) / {rate})")
+
 PUT_INTO_QUARANTINE = SQL("""
     INSERT INTO {table} (app_id, version, table_name, partition, position, reason, row_json)
     VALUES (%s, %s, %s, %s, %s, %s, %s)
@@ -77,7 +80,7 @@ def move_all(connection: psycopg.Connection, in_order: Written) -> Moved:
     events = [(save.plan.event, save, staged) for save, staged in left if save.plan.event is not None]
     for event, save, staged in sorted(events, key=lambda each: each[0].number):
         for each in staged:
-            _move(connection, _events_of(save, event, each), each, "the outbox")
+            _move(connection, _events_of(save, event, each, after=moved.events), each, "the outbox")
             moved.events += each.rows
     for save, staged in in_order:
         for each in staged:
@@ -197,11 +200,13 @@ def _value(column: BusinessColumn) -> Composable:
     return SQL(form).format(Identifier(column.name))
 
 
-def _events_of(save: Save, event: EventPlan, staged: Staged) -> Composed:
+def _events_of(save: Save, event: EventPlan, staged: Staged, *, after: int) -> Composed:
     options = save.options
     values: dict[str, Composable] = {name: Identifier(of_outbox(name)) for name in event.columns}
     same = {**event.same, "writer": options.app_id, "batch_id": options.version}
     values |= {name: Literal(value) for name, value in same.items()}
+    if options.rate is not None and event.available_at is None:
+        values["available_at"] = IN_TURN.format(after=after, rate=options.rate)
     return MOVE_EVENTS.format(
         message=Identifier(options.outbox_schema, "message"),
         columns=SQL(", ").join(Identifier(name) for name in values),

@@ -183,6 +183,13 @@ OPTIONS = (
         default_is="no headers",
     ),
     Option(
+        "availableAtColumn",
+        "available_at_column",
+        WRITES,
+        "a column of timestamps: not sent before; later rows of its key pass it meanwhile",
+        default_is="sent at once",
+    ),
+    Option(
         "sequenceColumn",
         "sequence_column",
         WRITES,
@@ -357,6 +364,14 @@ OPTIONS = (
         "the write fails after this: seconds, or `10m`, up to a day",
         _seconds(1, 86_400),
         default=600,
+    ),
+    Option(
+        "rate",
+        "rate",
+        BATCHES,
+        "events a second: each waits for its turn by `available_at`; later rows of its key pass it meanwhile",
+        _whole(1, 1_000_000),
+        default_is="all are sent at once",
     ),
     Option(
         "batchsize",

@@ -75,6 +75,7 @@ class EventPlan:
     payload: tuple[int, ...]  # the columns of the object, or the one that is the payload
     payload_is_whole: bool
     headers: int | None = None
+    available_at: int | None = None
     message_id: int | None = None
     sequence: int | None = None  # what the message id is made of
     sequence_is_unique: bool = True  # the business table's own index sees to it
@@ -89,7 +90,8 @@ class EventPlan:
         """The columns of outbox.message that the executors make."""
         event_type = () if self.deletes is None else ("event_type",)
         headers = () if self.headers is None else ("headers",)
-        return ("message_id", *self.texts, *event_type, self.payload_column, *headers)
+        available_at = () if self.available_at is None else ("available_at",)
+        return ("message_id", *self.texts, *event_type, self.payload_column, *headers, *available_at)
 
     @property
     def payload_column(self) -> str:
@@ -106,6 +108,7 @@ class EventPlan:
             texts={name: place + columns for name, place in self.texts.items()},
             payload=tuple(place + columns for place in self.payload),
             headers=None if self.headers is None else self.headers + columns,
+            available_at=None if self.available_at is None else self.available_at + columns,
             message_id=None if self.message_id is None else self.message_id + columns,
             sequence=None if self.sequence is None else self.sequence + columns,
         )

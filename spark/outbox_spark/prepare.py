@@ -218,6 +218,7 @@ def _columns(plan: Plan) -> Composed:
             "payload": "json NOT NULL",
             "payload_bytes": "bytea NOT NULL",
             "headers": "jsonb",
+            "available_at": "timestamptz",
         }
         columns += [
             SQL("{} {}").format(Identifier(of_outbox(name)), SQL(types.get(name, "text")))

@@ -162,6 +162,8 @@ class _Rows:
         made = {"message_id": self._message_ids(event, texts), **texts, event.payload_column: self._payload(event)}
         if event.headers is not None:
             made["headers"] = self._headers(event.headers)
+        if event.available_at is not None:
+            made["available_at"] = self._made(partial(_as_kind, "timestamptz"), event.available_at)
         return made
 
     def _text(self, name: str, place: int) -> pa.Array:

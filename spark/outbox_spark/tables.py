@@ -67,7 +67,7 @@ MAY_CREATE = SQL("""
 """)
 
 EVENT_TEXTS = ("aggregate_type", "aggregate_id", "event_type", "exchange", "routing_key", "content_type")
-EVENT_FIELDS = ("message_id", *EVENT_TEXTS, "headers", "payload", MESSAGE_KEY)
+EVENT_FIELDS = ("message_id", *EVENT_TEXTS, "headers", "payload", "available_at", MESSAGE_KEY)
 
 # What the table of bad rows has, by column.
 BAD_ROW = {
@@ -89,6 +89,7 @@ FIELD_OF_OPTION = {
     "sequenceColumn": MESSAGE_KEY,
     "payloadColumn": "payload",
     "headersColumn": "headers",
+    "availableAtColumn": "available_at",
 }
 Fields = dict[str, tuple[int, spark.DataType]]  # by name: the place in the DataFrame, and the type
 
@@ -300,6 +301,7 @@ def plan_write(schema: spark.StructType, table: Table, options: WriteOptions) ->
         payload=tuple(fields[name][0] for name in payload),
         payload_is_whole=options.payload_column is not None,
         headers=None if options.headers_column is None else fields[options.headers_column][0],
+        available_at=None if options.available_at_column is None else fields[options.available_at_column][0],
         sequence=None if sequence is None else fields[sequence][0],
         # An INSERT refuses repeats by the index. The keys alone are known to be unique in an upsert.
         sequence_is_unique=sequence is None or (sequence in unique if upsert is None else upsert.keys == (sequence,)),
@@ -378,6 +380,7 @@ def plan_events(schema: spark.StructType, same: Mapping[str, str], *, number: in
         payload=(places["payload"],),
         payload_is_whole=True,
         headers=places.get("headers"),
+        available_at=places.get("available_at"),
         message_id=places.get("message_id"),
         sequence=places.get(MESSAGE_KEY),
         sequence_is_unique=MESSAGE_KEY not in places,
