@@ -58,9 +58,10 @@ RUN --mount=type=secret,id=pip.conf \
     && /tools/bin/pip --python /opt/spark install --quiet --no-deps --no-index --no-compile /wheels/*.whl \
     && rm -r /wheels
 COPY --from=wheel /wheel /wheel
-COPY spark/jobs /opt/spark/jobs
 RUN /tools/bin/pip --python /opt/spark install --quiet --no-deps --no-index --no-compile /wheel/*.whl \
-    && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/spark
+    && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/spark \
+    && cd /opt/spark \
+    && ln -s lib/python3*/site-packages/outbox_spark/jobs lib/python3*/site-packages/relay/examples .
 
 FROM ${BASE} AS spark
 ARG JAVA=openjdk-21-jre-headless

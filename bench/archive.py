@@ -1,4 +1,4 @@
-"""What the archive costs: bytes, seconds and CPU time of an event, with spark/jobs/archive.py as its user runs it.
+"""What the archive costs: bytes, seconds and CPU time of an event, with `outbox-spark archive` as its user runs it.
 
     python -m bench.archive
 
@@ -23,7 +23,7 @@ from tests.support.days import ADD_DAY, NAME
 from tests.support.folders import temporary_folder
 from tests.support.purchases import purchases
 
-JOB = Path(__file__).resolve().parents[1] / "spark" / "jobs" / "archive.py"
+JOB = Path(__file__).resolve().parents[1] / "spark" / "outbox_spark" / "jobs" / "archive.py"
 DAY = "SELECT ((now() AT TIME ZONE 'UTC')::date - %s::int)::text"
 PURCHASES = "CREATE TABLE purchase (line bigint, customer_id text, day text, quantity int, amount numeric(12, 2))"
 FILL = """

@@ -23,7 +23,7 @@ from bench.frame.run import Bench, Column, Count, Figures, Run, main
 from bench.frame.servers import make_wal_files, private_postgres
 from bench.frame.spark_session import jdbc, spark_session
 
-BILLING = (Path(__file__).resolve().parents[1] / "spark" / "jobs" / "billing.sql").read_text()
+BILLING = (Path(__file__).resolve().parents[1] / "examples" / "pipeline" / "billing.sql").read_text()
 AGGREGATE_TYPE, EVENT_TYPE = "customer", "InvoiceIssued"
 CUSTOMERS = 23_570  # as many as CDNOW has
 

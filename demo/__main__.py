@@ -26,7 +26,7 @@ from relay.operate.migrate import migrate
 from tests.support.process import ServerError
 from tests.support.purchases import purchases
 
-TABLES = Path(__file__).resolve().parents[1] / "spark" / "jobs" / "billing.sql"
+TABLES = Path(__file__).resolve().parents[1] / "examples" / "pipeline" / "billing.sql"
 
 
 def main(arguments: list[str]) -> int:

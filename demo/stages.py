@@ -19,6 +19,7 @@ from tests.support.java import java_home
 from tests.support.process import Process, ServerError, free_port
 
 COMMANDS = Path(sys.executable).parent  # of the .venv that runs us
+JOB = ROOT / "examples" / "pipeline" / "invoices.py"
 NODE = "demo"
 LOOK_EVERY = 0.5  # seconds
 GIVE_UP_AFTER = 60.0  # seconds in which no message moved
@@ -52,7 +53,7 @@ def running_consumer(environment: Mapping[str, str]) -> Iterator[Process]:
 
 
 def run_spark(purchases: Path, environment: Mapping[str, str], step: Step) -> dict[str, Any]:
-    """Run the pipeline of spark/jobs/invoices.py to its end and give its summary; the database is in the environment.
+    """Run examples/pipeline/invoices.py to its end and give its summary; the database is in the environment.
 
     Raises:
         ServerError: it failed; the message shows the end of its log.
@@ -65,7 +66,14 @@ def run_spark(purchases: Path, environment: Mapping[str, str], step: Step) -> di
     batch = ["--app-id", APP_ID, "--version", str(VERSION)]
     with _running(
         "spark",
-        [COMMANDS / "spark-submit", *spark_options, ROOT / "spark/jobs/invoices.py", "--input", purchases, *batch],
+        [
+            COMMANDS / "spark-submit",
+            *spark_options,
+            JOB,
+            "--input",
+            purchases,
+            *batch,
+        ],
         {
             **environment,
             "JAVA_HOME": str(home),

@@ -132,7 +132,7 @@ async def main() -> None:
             await declare_bound(await broker.channel(), QUEUE)
             url = settings.database.url.get_secret_value()
             async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-                await connection.execute((ROOT / "spark" / "jobs" / "billing.sql").read_text())
+                await connection.execute((ROOT / "examples" / "pipeline" / "billing.sql").read_text())
                 for what, opened in (
                     ("a row, from INSERT to sent", await follow_row(settings, connection)),
                     ("a message, from queue to inbox", await follow_message(settings, connection)),

@@ -38,11 +38,11 @@ ALLOWED = {
     ("relay/replay/session.py", "SELECT"): BLOCKS,
     ("relay/replay/session.py", "a partition"): "waits for marks by their lock",
     ("relay/retention/kind.py", "a partition"): DAYS,
-    ("spark/jobs/ends.py", "the table's name"): BLOCKS,
     ("spark/outbox_spark/commit.py", "the table's name"): "inserts new rows",
     ("spark/outbox_spark/reading/plan.py", "a partition"): DAYS,
     ("spark/outbox_spark/reading/plan.py", "the table's name"): BLOCKS,
     ("spark/outbox_spark/reading/stream.py", "a partition"): DAYS,
+    ("spark/outbox_spark/reconciling/ends.py", "the table's name"): BLOCKS,
     ("tests/chaos/server_faults.py", "a partition"): "locks the days, so that nothing is marked",
     ("tests/chaos/server_faults.py", "SELECT"): "locks the table, so that nothing is written",
 }

@@ -232,15 +232,15 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET TimeZone = 'UTC' AS $$
         FROM {schema}.{table}
         WHERE {is_open} AND coalesce((filter ->> 'since')::timestamptz, '-infinity') < sent_day_needed.day + 1
             AND least((filter ->> 'until')::timestamptz, made_at) > sent_day_needed.day),
-        (SELECT 'spark/jobs/archive.py or replay.py reads it at this moment (session '
+        (SELECT 'the Spark job archive or replay reads it at this moment (session '
             || string_agg(pid::text, ', ') || ')'
         FROM pg_locks, hashtextextended('{schema}.day ' || to_char(sent_day_needed.day, 'YYYY-MM-DD'), 0) AS key
         WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid::bigint << 32 | objid::bigint = key
             AND pid <> pg_backend_pid()
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())),
-        (SELECT CASE WHEN noted.day IS NULL THEN 'it is not archived: spark/jobs/archive.py does that'
+        (SELECT CASE WHEN noted.day IS NULL THEN 'it is not archived: `outbox-spark archive` does that'
             WHEN noted.rows <> sent_day_needed.rows THEN 'it has ' || sent_day_needed.rows || ' rows and '
-                || noted.rows || ' are archived: spark/jobs/archive.py --again does that anew' END
+                || noted.rows || ' are archived: `outbox-spark archive --again` does that again' END
         FROM (VALUES (sent_day_needed.day)) AS this (day)
         LEFT JOIN {schema}.archived_day AS noted ON noted.day = this.day
         WHERE archived))

@@ -40,8 +40,16 @@ def example(
 
 
 @app.command
-def examples() -> ExitCode:
+def examples(
+    *,
+    folder: Annotated[
+        bool, Parameter(help="Print the folder of the programs, for `cp -r` and `spark-submit`.")
+    ] = False,
+) -> ExitCode:
     """List the examples that `relay config example` prints."""
+    if folder:
+        say(str(packaged.EXAMPLES_FOLDER))
+        return ExitCode.DONE
     print_table(("name", "what"), packaged.EXAMPLES.items())
     return ExitCode.DONE
 
@@ -64,7 +72,7 @@ def dashboards() -> ExitCode:
 def jobs() -> ExitCode:
     """Print the folder of the Spark jobs, for `spark-submit "$(relay config jobs)/archive.py"`.
 
-    With the extra `[spark]` alone: `python -m outbox_spark.jobs`.
+    On this machine `outbox-spark archive` runs it; it comes with the extra `[spark]`.
     """
     say(str(packaged.JOBS))
     return ExitCode.DONE

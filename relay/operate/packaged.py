@@ -31,8 +31,16 @@ EXAMPLES = {
     "partitions/relay.toml": "its topology",
     "partitions/member.py": "its consumer",
     "partitions/totals.sql": "its table",
+    "pipeline/invoices.py": "invoices of a file of purchases, by Spark (docs/pipeline.md)",
+    "pipeline/billing.sql": "its tables",
+    "pipeline/daily.py": "purchases billed day by day, by Spark (docs/pipeline.md)",
+    "pipeline/sales.sql": "its tables",
+    "pipeline/sales.py": "what a day comes to, for it",
+    "pipeline/sales_tests.py": "the data tests of a day, for it",
+    "pipeline/purchases.py": "how both read the file",
 }
-JOBS = FILES / "spark" / "jobs"
+EXAMPLES_FOLDER = FILES / "examples"
+JOBS = (_PACKAGE.parent if FILES is _PACKAGE else FILES / "spark") / "outbox_spark" / "jobs"
 DASHBOARDS = FILES / "config" / "grafana"
 
 

@@ -57,14 +57,13 @@ def test_alerts_are_the_rules_of_this_release(tmp_path: Path) -> None:
 
 def test_every_example_is_listed_and_printed(tmp_path: Path) -> None:
     relay = Command(tmp_path)
-    folder = ROOT / "examples"
-    files = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.suffix in KINDS}
+    files = files_below(ROOT / "examples")
 
     listed = [line.split("\t")[0] for line in relay("config", "examples").out.splitlines()[1:]]
 
     assert set(listed) >= {*files, "relay.toml", "compose.yaml"}
-    for name, file in files.items():
-        assert relay("config", "example", name).out == file.read_text()
+    for name, text in files.items():
+        assert relay("config", "example", name).out == text
 
 
 def test_an_unknown_example_is_refused(tmp_path: Path) -> None:
@@ -86,17 +85,25 @@ def test_an_installed_wheel_prints_what_the_checkout_does(tmp_path: Path) -> Non
         [sys.executable, "-c", RUN],
         cwd=tmp_path,
         env=relay.environment({"PYTHONPATH": str(installed)}),
-        input=json.dumps([*PRINTED, ["jobs"], ["dashboards"]]),
+        input=json.dumps([*PRINTED, ["examples", "--folder"], ["jobs"], ["dashboards"]]),
         capture_output=True,
         text=True,
         check=True,
     )
-    *printed, jobs, dashboards = json.loads(done.stdout)
+    *printed, folder, jobs, dashboards = json.loads(done.stdout)
 
     assert printed == [relay("config", *each).out for each in PRINTED]
     assert Path(jobs.strip()).is_relative_to(installed)
     assert {file.name for file in Path(jobs.strip()).iterdir()} == {file.name for file in JOBS.glob("*.*")}
+    assert (Path(folder.strip()) / "pipeline" / "daily.py").is_relative_to(installed)
+    assert files_below(Path(folder.strip())) == files_below(ROOT / "examples")
     assert Path(dashboards.strip()).is_relative_to(installed)
     assert {file.name for file in Path(dashboards.strip()).iterdir()} == {
         file.name for file in DASHBOARDS.glob("*.json")
     }
+
+
+def files_below(folder: Path) -> dict[str, str]:
+    """Return the text of each example, by its place."""
+    found = [file for file in folder.rglob("*") if file.suffix in KINDS]
+    return {str(file.relative_to(folder)): file.read_text() for file in found}

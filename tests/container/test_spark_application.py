@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs.archive import _parser
+from outbox_spark.jobs.archive import _parser
 from tests.support.java import java_home
 from tests.support.process import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = ROOT / "config" / "spark-entrypoint"
-COPIED = {"/opt/spark/jobs": ROOT / "spark" / "jobs", "/opt/spark/bin/spark-entrypoint": ENTRYPOINT}
+JOBS = ROOT / "spark" / "outbox_spark" / "jobs"
+COPIED = "COPY config/spark-entrypoint /opt/spark/bin/spark-entrypoint\n"
+LINKED = "&& ln -s lib/python3*/site-packages/outbox_spark/jobs lib/python3*/site-packages/relay/examples .\n"
 
 
 def test_the_application_names_what_the_image_has() -> None:
@@ -28,10 +30,10 @@ def test_the_application_names_what_the_image_has() -> None:
     assert (application["apiVersion"], application["kind"]) == ("sparkoperator.k8s.io/v1beta2", "SparkApplication")
     assert spec["image"] == f"outbox-relay-spark:{project['version']}"
     assert f"\npyspark=={spec['sparkVersion']} " in (ROOT / "requirements" / "spark.txt").read_text()
-    for place, source in COPIED.items():
-        assert f"COPY {source.relative_to(ROOT)} {place}\n" in dockerfile
+    assert COPIED in dockerfile
+    assert LINKED in dockerfile
     job = Path(spec["mainApplicationFile"].removeprefix("local://"))
-    assert (COPIED[str(job.parent)] / job.name).exists()
+    assert (str(job.parent), (JOBS / job.name).is_file()) == ("/opt/spark/jobs", True)
     path = _parser().parse_args(spec["arguments"]).path
     mounts = [spec[role]["volumeMounts"] for role in ("driver", "executor")]
     assert [mount["mountPath"] for mounted in mounts for mount in mounted] == [path, path]
@@ -41,7 +43,7 @@ def test_the_application_names_what_the_image_has() -> None:
 @pytest.mark.drills
 def test_the_entry_point_starts_a_driver() -> None:
     """Started as Kubernetes starts a driver, the entry point runs the job with its arguments."""
-    job = str(ROOT / "spark" / "jobs" / "archive.py")
+    job = str(JOBS / "archive.py")
 
     done = _start("driver", "--conf", "spark.master=local[1]", job, "--help", SPARK_DRIVER_BIND_ADDRESS="127.0.0.1")
 

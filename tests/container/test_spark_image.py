@@ -1,4 +1,4 @@
-"""The image of Spark runs the project's job as it is submitted to any Spark."""
+"""The image of Spark runs the example of the project as it is submitted to any Spark."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_the_invoices_job_writes_a_file(
         mounted,
         f"--env=RELAY_DATABASE_URL={database_url}",
         "outbox-relay-spark",
-        "jobs/invoices.py",
+        "examples/pipeline/invoices.py",
         "--input=/data/purchases.txt",
         seconds=300,
     )

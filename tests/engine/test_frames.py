@@ -87,7 +87,7 @@ def test_a_stamp_is_on_every_message_whatever_the_headers_of_its_row_are(make: M
     assert {name: headers[name] for name in (*stamped.stamp, "mine")} == {**stamped.stamp, "mine": 2}
     assert dict(header.properties) == dict(properties(row, stamped, redelivered=False))
     own = encode(row, encoder(make))[1].properties.headers or {}
-    assert own["x-replay-id"] == 1  # spark/jobs/replay.py has written it
+    assert own["x-replay-id"] == 1  # `outbox-spark replay` has written it
 
 
 @each_codec

@@ -23,7 +23,7 @@ from tests.support.rabbitmq import RabbitServer
 EXAMPLE = Path("examples/invoices").resolve()
 DEAD = f"{QUEUE}.dead"
 
-TABLES = Path("spark/jobs/billing.sql").resolve().read_text()
+TABLES = Path("examples/pipeline/billing.sql").resolve().read_text()
 ISSUE = (EXAMPLE / "issue.sql").read_text()
 
 # The downstream is the database: as slow as `billing.delay` says. It notices soon when a worker dies.

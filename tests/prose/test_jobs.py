@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.prose.pages import ROOT, pages
+from tests.spark.running import module_of
 
-START = re.compile(r"(?:\$\(relay config jobs\)/|outbox-relay-spark jobs/)(\w+)\.py\"? (--.*)$", re.MULTILINE)
+START = re.compile(
+    r"^(?:docker run .*outbox-relay-spark (?:jobs|examples/pipeline)/"
+    r"|spark-submit \"\$\([\w -]+\)/(?:pipeline/)?"
+    r"|outbox-spark )(\w+)(?:\.py\"?)? (--.*)$",
+    re.MULTILINE,
+)
 
 
 def starts(page: Path) -> list[tuple[str, str]]:
@@ -22,5 +28,5 @@ def test_each_job_exists_with_its_options(page: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RELAY_DATABASE_URL", "postgresql://user@host/database")
 
     for job, options in starts(ROOT / page):
-        parser: argparse.ArgumentParser = importlib.import_module(f"jobs.{job}")._parser()
+        parser: argparse.ArgumentParser = importlib.import_module(module_of(f"{job}.py"))._parser()
         parser.parse_args(shlex.split(options, comments=True))

@@ -15,7 +15,7 @@ from tests.spark.one_row import billing_options
 # A JVM of a test lives for seconds: the second compiler and the parallel collector would not pay. A quarter less time.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 ROOT = Path(__file__).resolve().parents[2]
-BILLING = (ROOT / "spark" / "jobs" / "billing.sql").read_text()
+BILLING = (ROOT / "examples" / "pipeline" / "billing.sql").read_text()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,9 @@ from unittest.mock import patch
 
 from pyspark.sql import SparkSession
 
-JOBS = Path(__file__).resolve().parents[2] / "spark" / "jobs"
+ROOT = Path(__file__).resolve().parents[2]
+PIPELINE = ROOT / "examples" / "pipeline"
+JOBS = ROOT / "spark" / "outbox_spark" / "jobs"
 
 
 def run_job(job: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -22,7 +24,7 @@ def run_job(job: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def call_job(job: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run a job in this process to its end. It may not come as far as Spark, except inside `call_job_on`."""
-    main = importlib.import_module(f"jobs.{Path(job).stem}").main
+    main = importlib.import_module(module_of(job)).main
     out, err = io.StringIO(), io.StringIO()
     with patch.dict(os.environ, job_environment(), clear=True), redirect_stdout(out), redirect_stderr(err):
         try:
@@ -45,7 +47,18 @@ def call_job_on(spark: SparkSession, job: str, *arguments: str) -> "subprocess.C
 
 
 def job_command(job: str) -> list[str]:
-    return [sys.executable, str(JOBS / job)]
+    return [sys.executable, str(file_of(job))]
+
+
+def file_of(job: str) -> Path:
+    """Return the file of a job: of the package, or of the example."""
+    return next(file for folder in (JOBS, PIPELINE) if (file := folder / job).is_file())
+
+
+def module_of(job: str) -> str:
+    """Return the name under which a job is imported: an example is found by its folder, as by spark-submit."""
+    name = Path(job).stem
+    return f"outbox_spark.jobs.{name}" if file_of(job).parent == JOBS else name
 
 
 def job_environment() -> dict[str, str]:
@@ -66,9 +79,10 @@ def refused(job: str, code: int, words: str, *arguments: str) -> None:
 
 def check_refused(done: "subprocess.CompletedProcess[str]", code: int, words: str) -> None:
     job = Path(next(word for word in done.args if word.endswith(".py"))).name
+    program = f"outbox-spark {Path(job).stem}" if file_of(job).parent == JOBS else job
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"{job}: ")
+    assert last.startswith(f"{program}: ")
     assert words in last
     assert "Traceback" not in done.stderr
     assert "opensesame" not in done.stderr  # the password of these tests

@@ -1,4 +1,4 @@
-"""spark/jobs/archive.py as its user runs it."""
+"""`outbox-spark archive` as its user runs it."""
 
 import json
 import signal

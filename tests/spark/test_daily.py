@@ -14,11 +14,13 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import daily, purchases, sales_tests
-from jobs.command import JobError
-from jobs.sales import TIERS, of_days
+import daily
+import purchases
+import sales_tests
 from outbox_spark import message_id
+from outbox_spark.jobs.command import JobError
 from outbox_spark.ledger import enter
+from sales import TIERS, of_days
 from tests.spark.frames import one, staging_tables
 from tests.spark.running import refused, run_job
 from tests.support.purchases import purchases as cdnow

@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
 import outbox_spark
+from outbox_spark.jobs.__main__ import JOBS, main
+from tests.spark.running import file_of
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITE = """
@@ -49,12 +53,30 @@ def test_the_folder_of_the_jobs_and_the_zip_need_no_relay(tmp_path: Path) -> Non
     zipped = run_python("-m", "outbox_spark.jobs", "--zip", "outbox_spark.zip", folder=tmp_path)
     refused = run_python("-m", "outbox_spark.jobs", "--zip", "no/outbox_spark.zip", folder=tmp_path)
 
-    assert (Path(shown.stdout.strip()) / "archive.py").is_file()
+    assert {f"{job}.py" for job in JOBS} < {file.name for file in Path(shown.stdout.strip()).iterdir()}
     assert zipped.returncode == 0
     with ZipFile(tmp_path / "outbox_spark.zip") as package:
-        assert {"outbox_spark/__init__.py", "outbox_spark/reading/plan.py"} <= set(package.namelist())
+        assert {"outbox_spark/__init__.py", "outbox_spark/jobs/archive.py"} <= set(package.namelist())
     assert refused.returncode == 2
     assert refused.stderr.endswith("no/outbox_spark.zip cannot be written: No such file or directory\n")
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_each_job_runs_by_its_name_and_as_a_file(job: str, tmp_path: Path) -> None:
+    by_name = run_python("-m", "outbox_spark.jobs", job, "--help", folder=tmp_path)
+    as_file = run_python(str(file_of(f"{job}.py")), "--help", folder=tmp_path)
+    unknown = run_python("-m", "outbox_spark.jobs", f"{job}s", folder=tmp_path)
+
+    assert (by_name.returncode, as_file.returncode, unknown.returncode) == (0, 0, 2)
+    assert by_name.stdout == as_file.stdout
+    assert by_name.stdout.startswith(f"usage: outbox-spark {job} [-h]")
+    assert unknown.stderr.endswith(f"outbox-spark: error: unrecognized arguments: {job}s\n")
+
+
+def test_the_command_of_the_wheel_is_that_of_the_package() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+
+    assert EntryPoint("outbox-spark", scripts["outbox-spark"], "console_scripts").load() is main
 
 
 @pytest.mark.parametrize("version", ["x", "2026-11-21", 1.5, -1, 2**63, True])

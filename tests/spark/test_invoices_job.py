@@ -1,4 +1,4 @@
-"""spark/jobs/invoices.py as its user runs it."""
+"""examples/pipeline/invoices.py as its user runs it."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.frames import one
-from tests.spark.running import JOBS, call_job, call_job_on, job_environment, refused
+from tests.spark.running import call_job, call_job_on, job_environment, refused
 from tests.support.process import free_port
 
 JOB = "invoices.py"
@@ -130,7 +130,7 @@ def test_a_database_that_does_not_serve_is_told_in_one_line(
 def test_a_jvm_that_ends_is_told_in_one_line() -> None:
     # As after an OutOfMemoryError, for example for a line of 200 MB.
     program = """if True:
-        from jobs.command import run, session
+        from outbox_spark.jobs.command import run, session
 
         def work():
             with session("ends") as spark:
@@ -139,9 +139,9 @@ def test_a_jvm_that_ends_is_told_in_one_line() -> None:
 
         raise SystemExit(run("invoices.py", work))
     """
-    environment = {**job_environment(), "PYTHONPATH": str(JOBS.parent)}
+    command = [sys.executable, "-c", program]
 
-    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=job_environment())
 
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("invoices.py: Spark's JVM has ended, and its last words are above.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import purchases
+import purchases
 
 HEADER = b" customer_id  date number_of_cds  dollar_value\r\n"
 

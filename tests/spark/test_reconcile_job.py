@@ -1,4 +1,4 @@
-"""spark/jobs/reconcile.py: a world in which all is well, and one with a fault of each kind."""
+"""`outbox-spark reconcile`: a world in which all is well, and one with a fault of each kind."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,11 +11,11 @@ import pytest
 from psycopg.sql import Identifier
 from pyspark.sql import SparkSession
 
-from jobs import reconcile as job
-from jobs.ends import Question
-from jobs.reconcile import reconcile
 from outbox_spark.archiving.archive import archive_day
 from outbox_spark.errors import ReadError
+from outbox_spark.jobs import reconcile as job
+from outbox_spark.jobs.reconcile import reconcile
+from outbox_spark.reconciling.ends import Question
 from tests.spark.running import refused, run_job
 
 pytestmark = pytest.mark.jobs

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from jobs import purchases
-from jobs.sales import CUSTOMERS, INVOICES, LINES, QUARANTINE, Bills, Known, bill
-from jobs.sales_tests import DataTestError, examine
+import purchases
+from sales import CUSTOMERS, INVOICES, LINES, QUARANTINE, Bills, Known, bill
+from sales_tests import DataTestError, examine
 
 pytestmark = pytest.mark.jobs
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save
-from tests.spark.running import JOBS, job_environment
+from tests.spark.running import file_of, job_environment
 from tests.support.process import Process, free_port, wait_for
 
 STEPS = [
@@ -34,7 +34,7 @@ def test_every_job_stage_and_query_of_the_pipeline_has_the_name_of_its_step(
         Path(sys.executable).with_name("spark-submit"),
         "--conf",
         f"spark.ui.port={port}",
-        JOBS / "invoices.py",
+        file_of("invoices.py"),
     ]
     with psycopg.connect(database_url) as lock:
         lock.execute("LOCK TABLE outbox.batch IN EXCLUSIVE MODE")  # the job stops at its commit, its page up

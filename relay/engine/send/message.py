@@ -20,7 +20,7 @@ JSON = b"application/json"
 BYTES = b"application/octet-stream"
 PERSISTENT = 2
 REDELIVERED = "x-outbox-redelivered"
-REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"  # from the stamp, or from rows of spark/jobs/replay.py
+REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"  # from the stamp, or from rows of `outbox-spark replay`
 # RabbitMQ reads further routing keys from these. Its queues keep CC as x-cc, and route by it when they dead-letter.
 SENDER_SELECTED = ("CC", "BCC", "x-cc")
 LINK = "x-link-traceparent"  # of a replay, in place of traceparent: for a span link

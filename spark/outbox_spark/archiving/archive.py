@@ -64,7 +64,7 @@ def read_noted(spark: SparkSession, noted: ArchivedDay) -> DataFrame:
     if (found := rows.count()) != noted.rows:
         raise ReadError(
             f"the archive of {noted.day} below {noted.path} has {found} rows, and {noted.rows} are noted. Bring its "
-            f"files back, or, while the table keeps the day, archive it again by archive.py --day {noted.day} --again"
+            f"files back, or, while the table keeps the day, run `outbox-spark archive --day {noted.day} --again`"
         )
     return rows
 

@@ -77,8 +77,8 @@ async def test_a_day_waits_until_it_is_archived_as_it_is(days: Days, database: D
     days.run("UPDATE outbox.archived_day SET rows = 3")
     (dropped,) = await round_of(database, kind=SENT_AND_ARCHIVED)
 
-    assert unarchived["reason"] == "it is not archived: spark/jobs/archive.py does that"
-    assert incomplete["reason"] == ("it has 3 rows and 2 are archived: spark/jobs/archive.py --again does that anew")
+    assert unarchived["reason"] == "it is not archived: `outbox-spark archive` does that"
+    assert incomplete["reason"] == ("it has 3 rows and 2 are archived: `outbox-spark archive --again` does that again")
     assert kept == {OLD}
     assert (dropped["event"], dropped["rows"]) == ("retention.dropped", 3)
 

@@ -14,7 +14,8 @@ url = sys.argv[1]
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ.pop("PYSPARK_PYTHON", None)  # register() names this Python, though another one is the path's `python3`
 os.environ["PATH"] = "/usr/bin:/bin"
-jobs = subprocess.run([sys.executable, "-m", "outbox_spark.jobs"], capture_output=True, text=True, check=True).stdout
+command = Path(sys.executable).with_name("outbox-spark")
+jobs = subprocess.run([command], capture_output=True, text=True, check=True).stdout
 assert (Path(jobs.strip()) / "archive.py").is_file(), jobs
 with psycopg.connect(url) as connection:
     connection.execute("CREATE TABLE invoice (customer_id bigint, amount bigint)")

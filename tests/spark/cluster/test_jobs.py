@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.cluster.driver import SETTINGS
 from tests.spark.frames import one
-from tests.spark.running import JOBS
+from tests.spark.running import file_of
 from tests.spark.sent import add_sent
 from tests.support.spark_cluster import OF_DRIVERS, PYSPARK, SparkCluster, environment, package_zip, python_with
 
@@ -34,7 +34,7 @@ def submit(cluster: SparkCluster, database_url: str, tmp_path: Path) -> Submit:
 
     def run(job: str, *arguments: str) -> str:
         done = subprocess.run(
-            [*command, str(JOBS / job), *arguments], check=False, capture_output=True, text=True, env=own
+            [*command, str(file_of(job)), *arguments], check=False, capture_output=True, text=True, env=own
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.splitlines()[-1]  # spark-submit brings both streams of the job there

@@ -1,6 +1,6 @@
 """Write closed days of sent rows to Parquet, by day and event type, and compare them with the table.
 
-    spark-submit spark/jobs/archive.py --path s3a://bucket/outbox --url postgresql://user@host/database
+    outbox-spark archive --path s3a://bucket/outbox --url postgresql://user@host/database
 
 Without --day: every day that is over and not archived yet, the oldest first. A day that is archived is recognised. Run
 it again after whatever ended it: what was under way is begun again.
@@ -13,17 +13,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit knows only the folder of this file
-
-from jobs.command import JobError, add_database, check_database, day, refuse, run, session
 from outbox_spark.archiving.archive import archive_day
 from outbox_spark.archiving.ledger import ArchivedDay, archived_days, archiving, closed_days
 from outbox_spark.connection import connect, conninfo
+from outbox_spark.jobs.command import JobError, add_database, check_database, day, refuse, run, session
 
-PROGRAM = "archive.py"
+PROGRAM = "outbox-spark archive"
 PARQUET = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Spark's INT96 is deprecated
     "spark.sql.maxConcurrentOutputFileWriters": "16",  # of a task; its rows need no sort then

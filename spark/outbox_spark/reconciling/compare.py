@@ -6,8 +6,8 @@ from functools import reduce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from jobs.ends import MONEY, Ends, Question, announced, judged_from
 from outbox_spark.errors import ReadError
+from outbox_spark.reconciling.ends import MONEY, Ends, Question, announced, judged_from
 
 # In the words of `relay reconcile`, where it has them.
 KINDS = {

@@ -1,6 +1,6 @@
 """Reconcile business rows, their events and what a consumer applied, with the joins in Spark.
 
-    spark-submit spark/jobs/reconcile.py --table billing.invoice --key-column invoice_id --amount-column amount \\
+    outbox-spark reconcile --table billing.invoice --key-column invoice_id --amount-column amount \\
         --day-column issued_on --event-type InvoiceIssued --consumer billing --url postgresql://user@host/database
 
 It changes nothing. `relay reconcile` is its sibling without Spark, for the outbox and its inboxes. Exit code 0: no
@@ -20,16 +20,23 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit knows only the folder of this file
-
-from jobs.command import add_database, check_database, day, print_json, refuse, run, session, whole_number
-from jobs.differences import KINDS, check_keys, differences, joined, sums_by_day
-from jobs.ends import Question, check_days, ends
-from jobs.reconcile_picture import FORMATS, draw
 from outbox_spark import OptionError
 from outbox_spark.connection import connect, conninfo
+from outbox_spark.jobs.command import (
+    add_database,
+    check_database,
+    day,
+    print_json,
+    refuse,
+    run,
+    session,
+    whole_number,
+)
+from outbox_spark.reconciling.compare import KINDS, check_keys, differences, joined, sums_by_day
+from outbox_spark.reconciling.ends import Question, check_days, ends
+from outbox_spark.reconciling.picture import FORMATS, draw
 
-PROGRAM = "reconcile.py"
+PROGRAM = "outbox-spark reconcile"
 
 
 def main(arguments: Sequence[str]) -> int:

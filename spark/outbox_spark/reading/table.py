@@ -1,19 +1,21 @@
 """Read any table from Spark in parts, by ranges of its blocks, as the format `outbox` reads the days of the outbox."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import psycopg
 import pyarrow as pa
+from adbc_driver_postgresql import dbapi
 from psycopg.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from outbox_spark.connection import connect, conninfo
-from outbox_spark.errors import TableError, one_line
+from outbox_spark.errors import ReadError, TableError, one_line
 from outbox_spark.reading.plan import BYTES_PER_TASK
+from outbox_spark.reading.reader import as_planned
 
 # The blocks of a partitioned table are those of its largest partition: a range of blocks is read in each of them.
 MEASURE = SQL("""
@@ -99,15 +101,7 @@ def _run(spark: SparkSession, database: Database, statements: list[str], kinds: 
         begin.append(f"SET TRANSACTION SNAPSHOT '{database.snapshot}'")
     begin += ["SET LOCAL max_parallel_workers_per_gather = 0", "SET LOCAL TimeZone = 'UTC'"]
 
-    # It names nothing of this module, which the executors do not have: only what it holds itself goes to them.
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from contextlib import closing  # noqa: PLC0415
-
-        from adbc_driver_postgresql import dbapi  # noqa: PLC0415
-
-        from outbox_spark.errors import ReadError  # noqa: PLC0415
-        from outbox_spark.reading.reader import as_planned  # noqa: PLC0415
-
         for piece in (row["id"] for batch in batches for row in batch.to_pylist()):
             try:
                 with (
@@ -120,6 +114,6 @@ def _run(spark: SparkSession, database: Database, statements: list[str], kinds: 
                         for batch in rows:
                             yield as_planned(batch, arrow)
             except (dbapi.Error, OSError) as error:  # OSError: what the database says in the middle of the rows
-                raise ReadError(f"a table could not be read: {' '.join(str(error).split())}") from None
+                raise ReadError(f"a table could not be read: {one_line(error)}") from None
 
     return spark.range(0, len(statements), 1, len(statements)).mapInArrow(read, kinds)

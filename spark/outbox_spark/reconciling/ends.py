@@ -12,12 +12,12 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from jobs.tables import Database, one_moment, read_table
 from outbox_spark.archiving.archive import read_noted
 from outbox_spark.archiving.ledger import ArchivedDay, archived_days
 from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import ReadError
 from outbox_spark.reading.plan import list_days, settled_moment
+from outbox_spark.reading.table import Database, one_moment, read_table
 
 MONEY = "decimal(38, 6)"
 EVENTS = "id long, message_id string, event_type string, sent_at timestamp, payload string"

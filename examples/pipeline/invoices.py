@@ -1,6 +1,6 @@
 """Make an invoice of each purchase in a file: billing.invoice and InvoiceIssued events, in one transaction, once.
 
-    spark-submit spark/jobs/invoices.py --input CDNOW_master.txt --url postgresql://user@host/database
+    spark-submit examples/pipeline/invoices.py --input CDNOW_master.txt --url postgresql://user@host/database
 
 Lines that are no purchase go to billing.quarantine before that, in a separate transaction under the name of the batch.
 Run again before the batch is committed, the job replaces them. Afterwards it writes nothing. So the quarantine of a
@@ -22,13 +22,10 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 import outbox_spark
+import purchases
 from outbox_spark.connection import connect, conninfo
+from outbox_spark.jobs.command import JobError, add_database, check_database, refuse, run, session, whole_number
 from outbox_spark.ledger import count_repeat, read
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit knows only the folder of this file
-
-from jobs import purchases
-from jobs.command import JobError, add_database, check_database, refuse, run, session, whole_number
 
 TABLES = (Path(__file__).resolve().parent / "billing.sql").read_text()
 PROGRAM = "invoices.py"

@@ -1,6 +1,6 @@
 """Send archived days again, through the outbox: new pending rows with the message ids that they had.
 
-    spark-submit spark/jobs/replay.py --day 2026-10-01 --event-type InvoiceIssued --url postgresql://user@host/database
+    outbox-spark replay --day 2026-10-01 --event-type InvoiceIssued --url postgresql://user@host/database
 
 A day that is not archived is read from the table, as long as it is kept. One transaction writes all rows, in the order
 in which they were written at first. `relay jobs list` has each replay, with the number that is the `writer` of its
@@ -16,16 +16,13 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit knows only the folder of this file
-
-from jobs.command import add_database, check_database, day, run, session
 from outbox_spark.archiving.replay import Wanted, rows_of, write_again
 from outbox_spark.connection import connect, conninfo
+from outbox_spark.jobs.command import add_database, check_database, day, run, session
 
-PROGRAM = "replay.py"
+PROGRAM = "outbox-spark replay"
 
 
 def main(arguments: Sequence[str]) -> int:

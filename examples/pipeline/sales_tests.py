@@ -9,7 +9,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as f
 
-from jobs.sales import Bills
+from sales import Bills
 
 # What makes a row the only one of its kind, and what may be null.
 KEYS = {"lines": ("invoice_id", "position"), "invoices": ("invoice_id",), "customers": ("customer_id",)}

@@ -14,7 +14,7 @@ from psycopg.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from jobs.tables import Database, read_table
+from outbox_spark.reading.table import Database, read_table
 
 TIERS = (("silver", Decimal(100)), ("gold", Decimal(500)), ("platinum", Decimal(1000)))  # the lowest first
 MONEY = "decimal(22, 2)"

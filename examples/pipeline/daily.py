@@ -1,6 +1,6 @@
 """Bill a shop's purchases day by day: invoices, their lines, customers' totals and events, one transaction a day.
 
-    spark-submit spark/jobs/daily.py --input purchases/ --from 1997-01-01 --to 1997-01-31 --url postgresql://user@host/db
+    spark-submit examples/pipeline/daily.py --input purchases/ --from 1997-01-01 --to 1997-01-31 --url postgresql://user@host/db
 
 Any day may be run again, in any order. What is written already is recognised. When the purchases of a day have changed,
 the difference is written. New invoices are `InvoiceIssued`, those that differ `InvoiceCorrected`, each event with its
@@ -21,16 +21,23 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # spark-submit knows only the folder of this file
-
-from jobs import purchases
-from jobs.command import JobError, add_database, check_database, day, refuse, run, session, whole_number
-from jobs.sales import MONEY, Bills, bill, of_days, reached, read_known
-from jobs.sales_tests import DataTestError, Figures, examine
-from jobs.tables import Database
+import purchases
 from outbox_spark import OutboxBatch, WriteLimits
 from outbox_spark.connection import connect, conninfo
+from outbox_spark.jobs.command import (
+    JobError,
+    add_database,
+    check_database,
+    day,
+    refuse,
+    run,
+    session,
+    whole_number,
+)
 from outbox_spark.ledger import Batch
+from outbox_spark.reading.table import Database
+from sales import MONEY, Bills, bill, of_days, reached, read_known
+from sales_tests import DataTestError, Figures, examine
 
 PROGRAM = "daily.py"
 APP_ID = "sales"  # the ledger's name of every run; its version is the number of the run

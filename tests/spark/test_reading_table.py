@@ -5,9 +5,9 @@ import pytest
 from psycopg.sql import SQL, Identifier
 from pyspark.sql import SparkSession
 
-from jobs.tables import Database, one_moment, read_table
 from outbox_spark import TableError
 from outbox_spark.connection import conninfo
+from outbox_spark.reading.table import Database, one_moment, read_table
 
 pytestmark = pytest.mark.jobs
 

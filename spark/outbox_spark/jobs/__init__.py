@@ -1,0 +1,1 @@
+"""Whole Spark jobs with a command line each: archive, replay, reconcile."""

@@ -1,0 +1,1 @@
+"""Compare business rows, their events and what a consumer applied: start at compare.py."""
