@@ -16,6 +16,7 @@ from outbox_spark.errors import ReadError
 from outbox_spark.jobs import reconcile as job
 from outbox_spark.jobs.reconcile import reconcile
 from outbox_spark.reconciling.ends import Question
+from relay.consume.message import id_of_writer
 from tests.spark.running import refused, run_job
 
 pytestmark = pytest.mark.jobs
@@ -43,6 +44,13 @@ WORLD = """
 APPLY = """
     INSERT INTO outbox.processed_message (consumer_name, message_id, message_day, processed_at)
     VALUES (%s, %s, '1970-01-01', %s)
+"""
+# The last event of the world once more, under its message id, by a role with a name that is not ASCII.
+ANOTHER_WRITER = """
+    INSERT INTO outbox.message
+        (message_id, aggregate_type, aggregate_id, event_type, payload, state, sent_at, written_as)
+    SELECT message_id, aggregate_type, aggregate_id, event_type, payload, state, sent_at, 'Jörg'
+    FROM outbox.message WHERE state = 'sent' ORDER BY id DESC LIMIT 1
 """
 YESTERDAY = datetime.now(UTC).date() - timedelta(days=1)
 DROP_YESTERDAY = f"DROP TABLE outbox.message_sent_{YESTERDAY:%Y%m%d}".encode()
@@ -154,6 +162,43 @@ def test_days_that_retention_has_dropped_come_from_the_archive(
     assert not any(with_it["differences"].values())
     # What was applied before the days that are known is not judged: nobody can tell.
     assert without["differences"] == {"without_event": 38, "without_row": 0, "unequal": 0, "missing": 0, "lost": 0}
+
+
+def test_an_inbox_by_writer_is_compared_by_writer_also_from_the_archive(
+    world: psycopg.Connection,
+    inbox: psycopg.Connection,
+    ask: Ask,
+    spark: SparkSession,
+    database_url: str,
+    tmp_path: Path,
+) -> None:
+    world.execute(ANOTHER_WRITER)
+    sent = world.execute(
+        "SELECT message_id, written_as, sent_at FROM outbox.message WHERE state = 'sent' ORDER BY id"
+    ).fetchall()
+    inbox.execute("DELETE FROM outbox.processed_message WHERE message_id <> %s", [sent[0][0]])  # applied before
+    for message_id, written_as, sent_at in sent[1:]:
+        inbox.execute(APPLY, ["billing", id_of_writer(message_id, written_as), sent_at + timedelta(hours=1)])
+
+    all_is_well = ask()
+
+    assert not any(all_is_well["differences"].values())
+
+    by_another = id_of_writer(sent[-1][0], "Jörg")
+    forged = id_of_writer(sent[1][0], "nobody has written it")
+    assert inbox.execute("DELETE FROM outbox.processed_message WHERE message_id = %s", [by_another]).rowcount == 1
+    inbox.execute(APPLY, ["billing", forged, sent[1][2] + timedelta(hours=1)])
+    archive_day(spark, world, YESTERDAY, str(tmp_path), url=database_url, outbox_schema="outbox")
+
+    report = ask()
+    world.execute(DROP_YESTERDAY)
+    from_archive = ask(archive=str(tmp_path))
+
+    for each in (report, from_archive):
+        assert {kind: count for kind, count in each["differences"].items() if count} == {"missing": 1, "lost": 1}
+        ((missing,), (lost,)) = (each["first"][kind] for kind in ("missing", "lost"))
+        assert (missing["message_id"], missing["written_as"]) == (str(sent[-1][0]), "Jörg")
+        assert lost["message_id"] == str(forged)
 
 
 def test_an_archive_that_has_lost_files_or_lies_elsewhere_is_told(

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from functools import reduce
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from outbox_spark.errors import ReadError
@@ -74,15 +74,28 @@ def _against_inbox(ends: Ends, question: Question) -> list[DataFrame]:
     expected_until = ends.moment - timedelta(seconds=question.grace)
     expected = (
         ends.events.where(f.col("event_type").isin(*question.event_types) & (f.col("sent_at") < f.lit(expected_until)))
-        .groupBy("message_id")
+        .groupBy("message_id", "written_as")
         .agg(f.max("id").alias("id"), f.max("sent_at").alias("at"))
     )
     judged = f.col("at").between(f.lit(judged_from(ends, question.grace)), f.lit(expected_until))
     applied = ends.applied.withColumnRenamed("processed_at", "at")
-    return [
-        _kind("missing", expected.join(applied, "message_id", "left_anti")),
-        _kind("lost", applied.where(judged).join(ends.events, "message_id", "left_anti")),
-    ]
+    missing, lost = expected, applied.where(judged)
+    for inbox_id in (f.col("message_id"), id_of_writer()):
+        missing = missing.join(applied, inbox_id == f.col("inbox_id"), "left_anti")
+        lost = lost.join(ends.events.select(inbox_id.alias("known")), f.col("inbox_id") == f.col("known"), "left_anti")
+    return [_kind("missing", missing), _kind("lost", lost.withColumnRenamed("inbox_id", "message_id"))]
+
+
+def id_of_writer() -> Column:
+    """Return the id by which an inbox by writer knows an event (docs/decisions/0038-an-inbox-by-writer.md).
+
+    Null where no role is known. Source: relay/consume/message.py, `id_of_writer`; tests compare both.
+    """
+    id_bytes = f.unhex(f.replace(f.col("message_id"), f.lit("-"), f.lit("")))
+    hashed = f.sha2(f.concat(id_bytes, f.encode(f.nullif("written_as", f.lit("")), "UTF-8")), 256)
+    pieces = [f.substring(hashed, place, length) for place, length in ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))]
+    # Not concat_ws, which leaves out what is null.
+    return f.concat(pieces[0], *(part for piece in pieces[1:] for part in (f.lit("-"), piece)))
 
 
 def _kind(kind: str, frame: DataFrame) -> DataFrame:

@@ -20,7 +20,7 @@ from outbox_spark.reading.plan import list_days, settled_moment
 from outbox_spark.reading.table import Database, one_moment, read_table
 
 MONEY = "decimal(38, 6)"
-EVENTS = "id long, message_id string, event_type string, sent_at timestamp, payload string"
+EVENTS = "id long, message_id string, event_type string, sent_at timestamp, payload string, written_as string"
 AS_TEXT = {"message_id": SQL("message_id::text"), "payload": SQL("payload::text")}
 
 
@@ -56,7 +56,7 @@ class Ends:
     kept: Sequence[date]  # what the table had of them
     rows: DataFrame  # key, day, amount
     events: DataFrame  # every row of the outbox, of any type and in any state
-    applied: DataFrame | None  # message_id, processed_at
+    applied: DataFrame | None  # inbox_id, processed_at
 
 
 @contextmanager
@@ -164,8 +164,8 @@ def _applied(spark: SparkSession, question: Question) -> DataFrame | None:
         spark,
         Database(conninfo(question.inbox_url)),
         Identifier(question.inbox_schema, "processed_message"),
-        "message_id string, processed_at timestamp",
-        computed=AS_TEXT,
+        "inbox_id string, processed_at timestamp",
+        computed={"inbox_id": SQL("message_id::text")},
         where=SQL("consumer_name = {}").format(Literal(question.consumer)),
     )
 
