@@ -11,9 +11,10 @@ from functools import reduce
 from operator import add
 
 from psycopg.sql import SQL, Composable, Identifier, Literal
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
+from outbox_spark import differences
 from outbox_spark.reading.table import Database, read_table
 
 TIERS = (("silver", Decimal(100)), ("gold", Decimal(500)), ("platinum", Decimal(1000)))  # the lowest first
@@ -71,7 +72,7 @@ def bill(parsed: DataFrame, known: Known, day: date) -> Bills:
     """Bill a day. Each frame is computed once, also when an executor is lost: checked is what is written."""
     purchases = of_days(parsed, day, day)
     refused = purchases.where("reason IS NOT NULL")
-    lines = _lines(purchases.where("reason IS NULL"), known.lines).localCheckpoint()
+    lines = _lines(purchases.where("reason IS NULL"), known.lines)
     invoices = _invoices(lines, known.invoices).localCheckpoint()
     return Bills(
         purchases=purchases,
@@ -101,18 +102,21 @@ def _lines(purchases: DataFrame, known: DataFrame) -> DataFrame:
         f.row_number().over(as_it_stands).alias("position"),
         *("customer_id", "quantity", "amount", "file", "line_number"),
     )
-    both = found.alias("found").join(known.alias("known"), ["invoice_id", "position"], "full")
-    nothing = {"quantity": f.lit(0), "amount": f.lit(Decimal("0.00"))}
-    values = {name: f.coalesce(f"found.{name}", value) for name, value in nothing.items()}
-    is_same = reduce(Column.__and__, (value.eqNullSafe(f.col(f"known.{name}")) for name, value in values.items()))
+    both = differences(
+        found,
+        known.where("quantity > 0"),
+        key_columns=["invoice_id", "position"],
+        compared_columns=["quantity", "amount"],
+        with_unchanged=True,  # they add up to the invoice, too
+    )
     return both.select(
         *("invoice_id", "position"),
-        f.coalesce("found.customer_id", "known.customer_id").alias("customer_id"),
-        values["quantity"].alias("quantity"),
-        values["amount"].cast("decimal(12, 2)").alias("amount"),
-        *("file", "line_number"),
-        (~is_same).alias("is_changed"),
-        (f.col("found.quantity").isNull() & (f.col("known.quantity") > 0)).alias("is_withdrawn"),
+        f.coalesce("after.customer_id", "before.customer_id").alias("customer_id"),
+        f.coalesce("after.quantity", f.lit(0)).alias("quantity"),
+        f.coalesce("after.amount", f.lit(Decimal("0.00"))).cast("decimal(12, 2)").alias("amount"),
+        *("after.file", "after.line_number"),
+        (f.col("change") != "unchanged").alias("is_changed"),
+        (f.col("change") == "withdrawn").alias("is_withdrawn"),
     )
 
 

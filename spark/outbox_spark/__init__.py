@@ -17,7 +17,7 @@
     sent = spark.read.format("outbox").option("url", "postgresql://user@host/database").load()
 
 `df.writeStream.format("outbox")` writes streams, `foreach_batch` names what a function writes of them.
-`OutboxBatch` writes several DataFrames in one transaction.
+`OutboxBatch` writes several DataFrames in one transaction. `differences` finds what a correction must write.
 
 A batch is named by `txnAppId` and `txnVersion`: a rerun or a restarted driver that writes it again under the same name
 writes nothing. Executors need this package, pyarrow and the ADBC driver; the driver psycopg as well. No part uses RDDs
@@ -30,6 +30,7 @@ try:
     from pyspark.sql import DataFrame, SparkSession
 
     from outbox_spark.asked import WriteLimits
+    from outbox_spark.correction import differences
     from outbox_spark.errors import (
         BatchError,
         ColumnError,
@@ -69,6 +70,7 @@ __all__ = [
     "TableError",
     "WriteLimits",
     "committed",
+    "differences",
     "foreach_batch",
     "in_order",
     "last_result",
