@@ -1,7 +1,6 @@
 """The commands and programs in README.md run as they are copied, and those in the docs pass mypy strict."""
 
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import psycopg
 
 from relay.config.settings import DatabaseSettings
 from tests.cli.command import RELAY
+from tests.prose.pages import programs
 from tests.support.eventually import eventually
 from tests.support.process import Process, run
 
@@ -25,8 +25,7 @@ APPLIED = "SELECT array_agg(id ORDER BY id) FROM billing.invoice_projection"
 
 def snippets(page: str, language: str = "python") -> list[str]:
     """Return the page's programs, without those for Spark, which tests/spark runs."""
-    found = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
-    return [each for each in found if "outbox_spark" not in each]
+    return [each for each in programs(page, language) if "outbox_spark" not in each]
 
 
 async def test_the_readme_leads_from_no_tables_to_applied_messages(

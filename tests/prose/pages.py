@@ -1,5 +1,6 @@
 """The pages that are checked, and their text without markup."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,11 @@ class Block(NamedTuple):
 
 def pages() -> list[Path]:
     return sorted({page for pattern in CHECKED for page in ROOT.glob(pattern)})
+
+
+def programs(page: str, language: str = "python") -> list[str]:
+    """Return the blocks of code in this language that a page has."""
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
 def blocks(page: str) -> Iterator[Block]:
