@@ -95,8 +95,8 @@ def test_rows_of_keys_alone_are_new_or_withdrawn(spark: SparkSession) -> None:
 
 
 def test_what_would_be_another_when_it_is_computed_again_is_computed_once(spark: SparkSession) -> None:
-    wanted = spark.range(20).withColumn("token", f.uuid())
-    known = spark.range(10).withColumn("token", f.lit("before"))
+    wanted = spark.range(20).withColumn("seen_at", f.current_timestamp())
+    known = spark.range(10).withColumn("seen_at", f.timestamp_micros(f.lit(0)))
 
     found = differences(wanted, known, key_columns=["id"])
 
