@@ -1,4 +1,4 @@
-"""Every way to write, through Spark Connect: `python -m tests.spark.connect '{"url": ..., ...}'`."""
+"""What there is to write and to compare, through Spark Connect: `python -m tests.spark.connect '{"url": ..., ...}'`."""
 
 import json
 import os
@@ -24,4 +24,6 @@ if __name__ == "__main__":
         batch.rows(invoices(spark, 300).where("amount >= 200"), table="billing.invoice")
         made = {"aggregate_type": "customer", "event_type": "InvoiceIssued"}
         batch.events(invoices(spark, 10), function=lambda row: {"payload": {"id": row["invoice_id"]}}, **made)
+    found = outbox_spark.differences(invoices(spark, 12), invoices(spark, 10), key_columns=["invoice_id"])
+    assert [row.change for row in found.collect()] == ["new", "new"]
     spark.stop()

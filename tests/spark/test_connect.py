@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.jobs
 @pytest.mark.timeout(300)
-def test_every_way_to_write_works_through_spark_connect(
+def test_every_way_to_write_and_the_differences_work_through_spark_connect(
     options: dict[str, str], connection: psycopg.Connection, tmp_path: Path
 ) -> None:
     program = [sys.executable, "-m", "tests.spark.connect", json.dumps(options)]
