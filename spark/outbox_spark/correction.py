@@ -116,7 +116,7 @@ def _is_comparable(one: spark.DataType, other: spark.DataType) -> bool:
     if None in digits:
         return _is_same(one, other)
     before, after = (max(each) for each in zip(*filter(None, digits), strict=True))
-    return before + after <= MOST_DIGITS
+    return bool(before + after <= MOST_DIGITS)
 
 
 def _digits(kind: spark.DataType) -> tuple[int, int] | None:
