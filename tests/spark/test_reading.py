@@ -14,7 +14,7 @@ EVERY_ROW = """
     SELECT id, message_id::text, aggregate_type, aggregate_id, event_type, exchange, routing_key, headers::text,
         content_type, payload::text, payload_bytes, created_at, lane, state, attempts, available_at, last_error,
         held_behind, parked_at, quarantine, sent_at, (sent_at AT TIME ZONE 'UTC')::date, writer, batch_id,
-        trace_context::text
+        trace_context::text, written_as
     FROM outbox.message WHERE state = %s ORDER BY id
 """
 

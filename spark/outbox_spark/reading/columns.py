@@ -36,8 +36,8 @@ COLUMNS: Mapping[str, spark.DataType] = {
     "sent_day": spark.DateType(),
     "writer": TEXT,
     "batch_id": LONG,
-    "written_as": TEXT,
     "trace_context": TEXT,
+    "written_as": TEXT,
 }
 # Spark has no UUID, and its dates of an instant follow the session's zone, while days of the outbox are of UTC.
 COMPUTED = {
