@@ -61,7 +61,9 @@ def test_each_event_names_its_moment(spark: SparkSession, options: Options, conn
 
     save(frame, options, availableAtColumn="due")
 
-    due = dict(connection.execute("SELECT payload->>'invoice_id', available_at FROM outbox.message").fetchall())
+    due: dict[str, datetime] = dict(
+        connection.execute("SELECT payload->>'invoice_id', available_at FROM outbox.message").fetchall()
+    )
     moment = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
     assert due == {"INV-0": moment, "INV-1": None, "INV-2": moment}
 

@@ -11,8 +11,8 @@ pending rows that takes 2 s.
 
 from alembic import op
 
-revision = "0026"
-down_revision = "0025"
+revision = "0027"
+down_revision = "0026"
 branch_labels = None
 depends_on = None
 oldest_release = "0.1.0"
