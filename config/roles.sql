@@ -39,7 +39,8 @@ REVOKE INSERT ON outbox.job, outbox.operator_audit, outbox.dead_letter_audit, ou
 -- These functions run with the rights of the tables' owner. `pg_restore --no-acl` makes them again for everybody.
 REVOKE EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer), outbox.ensure_inbox_days(date, integer),
     outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean), outbox.note_parked(),
-    outbox.forget_failures(integer) FROM PUBLIC;
+    outbox.forget_failures(integer), outbox.forget_batches(integer, boolean),
+    outbox.give_up_batch(text, bigint, text, text), outbox.guard_batch() FROM PUBLIC;
 
 -- Writers: new rows, and these are pending, since `state` and what the relay writes are not theirs to name.
 GRANT INSERT (
@@ -86,6 +87,7 @@ GRANT SELECT, INSERT, UPDATE ON outbox.lane_floor TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.lane_pause TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.published TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox.give_up_batch(text, bigint, text, text) TO outbox_relay; -- relay batches give-up
 GRANT SELECT ON outbox.archived_day TO outbox_relay; -- the metric of days that are not archived
 GRANT SELECT ON outbox.job TO outbox_relay;
 GRANT INSERT (kind, source, made_by, why, filter, to_exchange, routing_key, selected, rate, stages, stop_when_failing)
@@ -128,6 +130,7 @@ GRANT UPDATE (state, attempts, available_at, last_error, held_behind, parked_at,
 GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_console;
 GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_console;
 GRANT SELECT ON outbox.node, outbox.published, outbox.batch, outbox.migration, outbox.archived_day TO outbox_console;
+GRANT EXECUTE ON FUNCTION outbox.give_up_batch(text, bigint, text, text) TO outbox_console;
 GRANT SELECT, INSERT, UPDATE ON outbox.quarantine TO outbox_console;
 GRANT SELECT, INSERT, DELETE ON outbox.lane_pause TO outbox_console;
 GRANT SELECT ON outbox.job TO outbox_console;
@@ -146,10 +149,10 @@ GRANT SELECT ON outbox.processed_message, outbox.held_message, outbox.begun_mess
 GRANT UPDATE (due_at) ON outbox.held_message TO outbox_console;
 GRANT SELECT ON outbox.pool, outbox.pool_member, outbox.pool_partition, outbox.pool_master TO outbox_console;
 
--- Retention: drops days and forgets causes of failures by functions of the tables' owner, and owns nothing. For the
--- relay's login, or with relay.retention = "off" for one that runs `relay retention` each night.
+-- Retention: drops days, forgets causes of failures and batches of Spark by functions of the tables' owner, and owns
+-- nothing. For the relay's login, or with relay.retention = "off" for one that runs `relay retention` each night.
 GRANT EXECUTE ON FUNCTION outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean),
-    outbox.forget_failures(integer) TO outbox_retention;
+    outbox.forget_failures(integer), outbox.forget_batches(integer, boolean) TO outbox_retention;
 GRANT SELECT ON outbox.migration TO outbox_retention;
 
 -- The audits: what was done, by whom, and why. Which login did it, and when, the table itself writes.

@@ -216,6 +216,26 @@ OPERATIONS: Rows = {
         Graph("Older than is kept", [("max by (table) (outbox_retention_overdue_days)", "{{table}}")]),
         Graph("Not archived", [("max(outbox_unarchived_days)", "days")]),
     ],
+    "Batches of Spark": [
+        Graph("Begun and not committed", [("max(outbox_unfinished_batches)", "batches")]),
+        Graph(
+            "Age of what is not committed",
+            [
+                ("max(outbox_unfinished_batch_age_seconds)", "since it was begun"),
+                ("max(outbox_unfinished_batch_idle_seconds)", "since its last piece"),
+            ],
+            "s",
+        ),
+        Graph(
+            "Committed within the last hour",
+            [
+                ("max(outbox_recent_batches)", "batches"),
+                ("max(outbox_recent_batch_rows)", "rows"),
+                ("max(outbox_recent_batch_repeats)", "came again"),
+            ],
+        ),
+        Graph("Slowest within the last hour", [("max(outbox_recent_batch_seconds)", "took")], "s"),
+    ],
     "Processes": [
         Graph("CPU", [(f"rate(process_cpu_seconds_total{RATE})", "{{job}} {{instance}}")], "percentunit"),
         Graph("Memory", [("process_resident_memory_bytes", "{{job}} {{instance}}")], "bytes"),

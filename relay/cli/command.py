@@ -63,6 +63,10 @@ COMMANDS = {
         "relay.cli.jobs:app",
         "List, show, pause, resume and cancel bulk work: replays, retries, discards and others.",
     ),
+    "batches": (
+        "relay.cli.batches:app",
+        "See what Spark has written; give up a batch that was begun and will not be finished.",
+    ),
     "reconcile": (
         "relay.cli.reconcile:reconcile",
         "Compare what was sent with what consumers have applied.",

@@ -29,6 +29,9 @@ ShortString = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_leng
 GroupId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
 Id = Annotated[int, Field(ge=1, le=MAX_ID)]
 Lane = Annotated[int, Field(ge=0, lt=LANES)]
+# The name of a batch of Spark.
+AppId = Annotated[str, StringConstraints(pattern=r"^[^\u0000]+$", max_length=1000)]
+Version = Annotated[int, Field(ge=-MAX_ID - 1, le=MAX_ID)]
 # PostgreSQL takes no NUL in a text. Empty means that nothing was said.
 Words = Annotated[str, AfterValidator(lambda text: text.replace("\0", "").strip()), Field(max_length=500)]
 FormWords = Annotated[Words, Form()]

@@ -14,7 +14,7 @@ from relay.doctor.finding import Finding, Verdict
 from relay.doctor.foreign import lock_holders, owners, shared_inbox, strangers, writers
 from relay.doctor.rights import ownership, rights
 from relay.doctor.server import durability, free_connections, keepalive, server_version, standby
-from relay.doctor.tables import days_ahead, history, publications, tables_at_head
+from relay.doctor.tables import days_ahead, history, publications, tables_at_head, unfinished_batches
 from relay.doctor.vacuum import hot_partition, old_snapshots, replication_slots, transaction_ids
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 
@@ -33,6 +33,7 @@ CHECKS: dict[str, Check] = {
     "database.writers": writers,
     "database.days": days_ahead,
     "database.history": history,
+    "database.batches": unfinished_batches,
     "database.publications": publications,
     "database.connections": free_connections,
     "database.snapshots": old_snapshots,

@@ -20,13 +20,15 @@ TABLES = (
 FUNCTIONS = (
     "attached_day(text, date)", "drop_inbox_day(date, boolean)", "drop_sent_day(date, boolean, boolean)",
     "ensure_inbox_days(date, integer)", "ensure_sent_days(date, integer)", "failure_cause(text)",
-    "failure_group(text, text, text, text)", "forget_failures(integer)", "lock_holders(regclass[])",
+    "failure_group(text, text, text, text)", "forget_batches(integer, boolean)",
+    "forget_failures(integer)", "give_up_batch(text, bigint, text, text)", "guard_batch()", "lock_holders(regclass[])",
     "make_day(text, date)", "note_parked()", "note_retried()",
     "refuse_foreign_batch()", "ring()", "sent_day_needed(date, bigint, boolean)",
     "sent(timestamp with time zone, timestamp with time zone)",
 )  # fmt: skip
 TRIGGERS = (  # each calls the function of its name
-    "ring ON message", "refuse_foreign_batch ON batch", "note_parked ON message_parked", "note_retried ON failure",
+    "guard_batch ON batch", "note_parked ON message_parked", "note_retried ON failure", "refuse_foreign_batch ON batch",
+    "ring ON message",
 )  # fmt: skip
 
 # A day that an operator has detached keeps its name, and is no stranger.

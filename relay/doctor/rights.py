@@ -82,6 +82,7 @@ GRANTS = (
     *(Grant(each, "TABLE", "published") for each in ("SELECT", "INSERT", "DELETE")),
     Grant("SELECT", "TABLE", "archived_day", command="config alerts"),  # one of them goes by its metric
     Grant("SELECT", "TABLE", "batch"),
+    Grant("EXECUTE", "FUNCTION", "give_up_batch(text, bigint, text, text)", command="batches"),
     Grant("SELECT", "TABLE", "migration"),
     Grant("SELECT", "TABLE", "job"),
     Grant("INSERT", "TABLE", "job", ORDERED, command="jobs"),

@@ -8,6 +8,7 @@ from psycopg.sql import SQL, Identifier
 from relay.compatibility import READ_TABLES, release_needed
 from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
+from relay.operate.batches import IS_UNFINISHED
 from relay.operate.revision import head_revision
 
 PUBLISHES_GENERATED = 180000  # the first server that can publish generated columns
@@ -33,6 +34,21 @@ READ_DAYS = SQL("""
     LEFT JOIN pg_inherits
         ON pg_inherits.inhrelid = part.oid AND inhparent = to_regclass(format('%%I.message_sent', %(schema)s::text))
     ORDER BY day
+""")
+
+IDLE_LONG = 3600  # seconds, as in the alert OutboxBatchUnfinished: a job that runs writes pieces
+READ_UNFINISHED = SQL("""
+    SELECT app_id, version, partitions, pieces, idle
+    FROM {schema}.batch
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS pieces,
+            extract(epoch FROM now() - greatest(batch.committed_at, max(piece.committed_at))) AS idle
+        FROM {schema}.batch AS piece
+        WHERE piece.app_id = batch.app_id AND piece.version = batch.version AND piece.partition >= 0
+    ) AS written
+    WHERE idle > {long} AND {is_unfinished}
+    ORDER BY idle DESC
+    LIMIT 10
 """)
 
 # PostgreSQL refuses to update or delete a row that a publication of updates or deletes covers, if the table has no
@@ -113,6 +129,23 @@ def history(connection: psycopg.Connection, settings: Settings) -> Iterator[Find
         yield Finding(check, Verdict.FAILED, f"the database went back from message {saved} to {given}", remedy)
     else:
         yield Finding(check, Verdict.OK, "no fewer messages were written than relays have seen")
+
+
+def unfinished_batches(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name each batch of Spark of which some pieces are written, and no more are."""
+    check, schema = "database.batches", Identifier(settings.database.schema_name)
+    unfinished = SQL(IS_UNFINISHED).format(schema=schema)
+    statement = READ_UNFINISHED.format(schema=schema, is_unfinished=unfinished, long=IDLE_LONG)
+    found = connection.execute(statement).fetchall()
+    for app_id, version, partitions, pieces, idle in found:
+        words = (
+            f"batch {app_id!r} version {version} has {pieces} of its {partitions} pieces, and no new one for"
+            f" {idle / 3600:.0f} h"
+        )
+        remedy = "run its job again; if that cannot be, `relay batches give-up`"
+        yield Finding(check, Verdict.WARNING, words, remedy)
+    if not found:
+        yield Finding(check, Verdict.OK, "no batch of Spark was begun and left")
 
 
 def publications(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:

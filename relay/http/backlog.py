@@ -15,6 +15,7 @@ from relay.engine.session.session import LANES
 from relay.errors import DatabaseUnavailableError
 from relay.http.cached_answer import CachedAnswer
 from relay.logger import get_logger
+from relay.operate.batches import IS_UNFINISHED, number_of
 from relay.operate.status import BY_INDEX, COUNT_PARKED, COUNT_PENDING, OLDEST_PENDING
 from relay.retention.kind import INBOX, SENT
 
@@ -52,6 +53,37 @@ COUNT_UNARCHIVED = SQL("""
         AND ({waits} OR EXISTS (SELECT FROM {schema}.archived_day))
 """)
 
+# How long one has been begun, and how long it has written no piece: a job that runs writes some.
+COUNT_UNFINISHED = SQL("""
+    SELECT count(*), coalesce(max(extract(epoch FROM now() - committed_at)), 0)::float8,
+        coalesce(max(extract(epoch FROM now() - greatest(committed_at, last_at))), 0)::float8
+    FROM {schema}.batch
+    CROSS JOIN LATERAL (
+        SELECT max(committed_at) AS last_at FROM {schema}.batch AS piece
+        WHERE piece.app_id = batch.app_id AND piece.version = batch.version AND piece.partition >= 0
+    ) AS written
+    WHERE {is_unfinished}
+""")
+COUNT_RECENT = SQL("""
+    SELECT count(*), coalesce(sum({rows}), 0)::float8, coalesce(max({seconds}), 0)::float8,
+        coalesce(sum({repeats}), 0)::float8
+    FROM {schema}.batch
+    WHERE partition = -1 AND committed_at > now() - interval '1 hour'
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Batches of Spark in the ledger."""
+
+    unfinished: int  # begun in pieces, and neither committed nor given up
+    oldest_age: float  # seconds since that one of them was begun; 0 when there is no such batch
+    longest_idle: float  # seconds since that one of them has written a piece
+    recent: int  # that are committed within an hour
+    recent_rows: float
+    recent_seconds: float  # that the longest of them took
+    recent_repeats: float  # how often they came again
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -66,6 +98,7 @@ class Counts:
     paused_lanes: int
     quarantined: int
     overdue_days: Mapping[str, int]  # by table: days that are older than is kept
+    batches: Batches
     unarchived_days: int | None  # ended days of sent rows; 0 where no archive is in use, None: the role may not know
 
 
@@ -116,6 +149,8 @@ class Backlog:
             (unarchived,) = await self._row(connection, COUNT_UNARCHIVED) if may_read else (None,)
             await connection.execute(BY_INDEX)
             (oldest,) = await self._row(connection, OLDEST_PENDING)
+            unfinished = await self._row(connection, COUNT_UNFINISHED)
+            recent = await self._row(connection, COUNT_RECENT)
         return Counts(
             pending=pending,
             oldest_pending_age=max(0.0, oldest or 0.0),
@@ -126,6 +161,7 @@ class Backlog:
             paused_lanes=paused_lanes,
             quarantined=quarantined,
             overdue_days={SENT.parent: sent, INBOX.parent: inbox},
+            batches=Batches(*unfinished, *recent),
             unarchived_days=unarchived,
         )
 
@@ -140,6 +176,8 @@ class Backlog:
             keep_sent=Literal(self._relay.retention_days),
             keep_inbox=Literal(self._relay.inbox_retention_days),
             waits=Literal(self._relay.retention_waits_for_archive),
+            is_unfinished=SQL(IS_UNFINISHED).format(schema=Identifier(schema)),
+            **{name: number_of("batch", name) for name in ("rows", "seconds", "repeats")},
         )
         row = await (await connection.execute(filled)).fetchone()
         assert row is not None, "an aggregate gives one row"  # noqa: S101

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from relay.engine.row import Outcome
 from relay.engine.snapshot import NodeSnapshot
-from relay.http.backlog import Counts
+from relay.http.backlog import Batches, Counts
 from relay.observe.histogram import Histogram
 
 
@@ -110,7 +110,21 @@ def _backlog(counts: Counts) -> Iterator[Metric]:
     for table, days in counts.overdue_days.items():
         overdue.add_metric([table], days)
     yield overdue
+    yield from _batches(counts.batches)
     if counts.unarchived_days is not None:
         yield GaugeMetricFamily(
             "outbox_unarchived_days", "Ended days of sent rows that are not archived", counts.unarchived_days
         )
+
+
+def _batches(batches: Batches) -> Iterator[Metric]:
+    for name, about, number in (
+        ("unfinished_batches", "Batches of Spark that are begun in pieces and not committed", batches.unfinished),
+        ("unfinished_batch_age_seconds", "How long ago the oldest of these was begun", batches.oldest_age),
+        ("unfinished_batch_idle_seconds", "How long one of these has written no piece", batches.longest_idle),
+        ("recent_batches", "Batches of Spark that were committed within the last hour", batches.recent),
+        ("recent_batch_rows", "Rows that these have written", batches.recent_rows),
+        ("recent_batch_seconds", "How long the slowest of these took", batches.recent_seconds),
+        ("recent_batch_repeats", "How often these came again, and were recognised", batches.recent_repeats),
+    ):
+        yield GaugeMetricFamily(f"outbox_{name}", about, number)

@@ -32,6 +32,10 @@ REPLAYS = SQL("""
     WHERE kind = 'replay' AND id < %(before)s ORDER BY id DESC LIMIT %(limit)s
 """)
 SOURCES = (ROWS, LETTERS, REPLAYS)
+NOTE = SQL("""
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why)
+    VALUES (%(command)s, %(target)s, %(by)s, %(why)s)
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,12 @@ class Deeds:
 
     deeds: list[Deed]
     next: str | None  # names the place of the next page
+
+
+def note(connection: psycopg.Connection, schema: str, command: str, target: str, *, by: str, why: str | None) -> None:
+    """Note what an operator does to one thing, in the caller's transaction."""
+    values = {"command": command, "target": target, "by": by, "why": why}
+    connection.execute(NOTE.format(schema=Identifier(schema)), values)
 
 
 def list_deeds(connection: psycopg.Connection, schema: str, *, limit: int, after: str | None = None) -> Deeds:

@@ -14,6 +14,7 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from relay.engine.session.session import LANES, ROUTES_CHANGED
 from relay.errors import UsageError
+from relay.operate.audit import note
 from relay.operate.health import NODE_STALE_AFTER
 from relay.operate.quarantine import RouteStatus, list_routes, read_route, ring
 
@@ -42,10 +43,6 @@ PAUSE_LANE = SQL("""
     ON CONFLICT (lane) DO NOTHING
 """)
 RESUME_LANE = SQL("DELETE FROM {schema}.lane_pause WHERE lane = %(lane)s")
-NOTE = SQL("""
-    INSERT INTO {schema}.operator_audit (command, target, done_by, why)
-    VALUES (%(command)s, %(target)s, %(by)s, %(why)s)
-""")
 
 READ_LANES = SQL("""
     SELECT lane.number::integer AS lane, pause.paused_at, pause.paused_by, pause.paused_why, (
@@ -97,7 +94,7 @@ def pause_route(
             ]
             raise UsageError(f"route {there.id} is paused already, by {there.paused_by}: {there.paused_why}")
         route = read_route(connection, schema, entered[0])
-        _note(connection, schema, "quarantine pause", route.address, by=by, why=why)
+        note(connection, schema, "quarantine pause", route.address, by=by, why=why)
         ring(connection, schema, ROUTES_CHANGED)
     return route
 
@@ -113,7 +110,7 @@ def resume_route(connection: psycopg.Connection, schema: str, route: int, *, by:
         found = read_route(connection, schema, route)
         if not connection.execute(_sql(schema, RESUME_ROUTE), {"route": route, "by": by}).rowcount:
             raise UsageError(f"route {route} is not paused: the relays try it by themselves")
-        _note(connection, schema, "quarantine resume", found.address, by=by, why=why)
+        note(connection, schema, "quarantine resume", found.address, by=by, why=why)
         ring(connection, schema, ROUTES_CHANGED)
         return read_route(connection, schema, route)
 
@@ -129,7 +126,7 @@ def pause_lane(connection: psycopg.Connection, schema: str, lane: int, *, by: st
         values = {"lane": lane, "by": by, "why": why}
         if not connection.execute(_sql(schema, PAUSE_LANE), values).rowcount:
             raise UsageError(f"lane {lane} is paused already, by {before.paused_by}: {before.paused_why}")
-        _note(connection, schema, "lanes pause", f"lane {lane}", by=by, why=why)
+        note(connection, schema, "lanes pause", f"lane {lane}", by=by, why=why)
         ring(connection, schema)
         return _read_lane(connection, schema, lane)
 
@@ -144,7 +141,7 @@ def resume_lane(connection: psycopg.Connection, schema: str, lane: int, *, by: s
         _read_lane(connection, schema, lane)
         if not connection.execute(_sql(schema, RESUME_LANE), {"lane": lane}).rowcount:
             raise UsageError(f"lane {lane} is not paused")
-        _note(connection, schema, "lanes resume", f"lane {lane}", by=by, why=why)
+        note(connection, schema, "lanes resume", f"lane {lane}", by=by, why=why)
         ring(connection, schema)
         return _read_lane(connection, schema, lane)
 
@@ -154,11 +151,6 @@ def _read_lane(connection: psycopg.Connection, schema: str, lane: int) -> LaneSt
         if each.lane == lane:
             return each
     raise UsageError(f"there is no lane {lane}: they are numbered from 0 to {LANES - 1}")
-
-
-def _note(connection: psycopg.Connection, schema: str, command: str, target: str, *, by: str, why: str | None) -> None:
-    values = {"command": command, "target": target, "by": by, "why": why}
-    connection.execute(_sql(schema, NOTE), values)
 
 
 def _sql(schema: str, statement: SQL, **numbers: float) -> Composed:

@@ -17,7 +17,8 @@ from relay.engine.send.routes import Router
 from relay.errors import UsageError
 from relay.jobs import job as jobs
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
-from relay.operate import pauses, pool, quarantine, release
+from relay.operate import batches, pauses, pool, quarantine, release
+from relay.operate.batches import BatchStatus
 from relay.operate.dead_letters import change
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.document import document
@@ -286,6 +287,18 @@ class LocalOperations:
     def resume_lane(self, lane: int, *, by: str, why: str | None) -> LaneStatus:
         with self._connect(None) as connection:
             return pauses.resume_lane(connection, self._schema, lane, by=by, why=why)
+
+    def list_batches(self, *, limit: int) -> list[BatchStatus]:
+        with self._connect(None) as connection:
+            return batches.list_batches(connection, self._schema, limit=limit)
+
+    def show_batch(self, app_id: str, version: int) -> BatchStatus:
+        with self._connect(None) as connection:
+            return batches.read_batch(connection, self._schema, app_id, version)
+
+    def give_up_batch(self, app_id: str, version: int, *, by: str, why: str) -> BatchStatus:
+        with self._connect(None) as connection:
+            return batches.give_up(connection, self._schema, app_id, version, by=by, why=why)
 
     def preview_replay(self, asked: Filter) -> ReplayPreview:
         with self._connect(SCAN_TIMEOUT) as connection:

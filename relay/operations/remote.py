@@ -23,6 +23,7 @@ from relay.errors import (
     UsageError,
 )
 from relay.jobs.job import Caution, Job, Kind
+from relay.operate.batches import BatchStatus
 from relay.operate.dead_letters.audit import Entry
 from relay.operate.dead_letters.change import Done as LettersDone
 from relay.operate.dead_letters.change import Show
@@ -222,6 +223,16 @@ class RemoteOperations:
     def resume_lane(self, lane: int, *, by: str, why: str | None) -> LaneStatus:
         del by
         return self._post(LaneStatus, f"/lanes/{lane}/resume", {"why": why or ""})
+
+    def list_batches(self, *, limit: int) -> list[BatchStatus]:
+        return self._get(list[BatchStatus], "/batches", {"limit": min(MOST, limit)})
+
+    def show_batch(self, app_id: str, version: int) -> BatchStatus:
+        return self._get(BatchStatus, "/batches/show", {"app_id": app_id, "version": version})
+
+    def give_up_batch(self, app_id: str, version: int, *, by: str, why: str) -> BatchStatus:
+        del by
+        return self._post(BatchStatus, "/batches/give-up", {"app_id": app_id, "version": version, "why": why})
 
     def preview_replay(self, asked: Filter) -> ReplayPreview:
         given = {name: value for name, value in asdict(asked).items() if value is not None}

@@ -75,6 +75,11 @@ FIND_FOREIGN = SQL("""
                     AND grantee = to_regrole(quote_ident(written_as))))
 """)
 
+FIND_GIVEN_UP = SQL("""
+    SELECT given_up_at, given_up_by, given_up_why FROM {schema}.batch
+    WHERE app_id = %(app_id)s AND version = %(version)s AND given_up_at IS NOT NULL
+""")
+
 FIND_LATER = SQL("""
     SELECT max(version) FROM {schema}.batch
     WHERE app_id = %(app_id)s AND version > %(version)s AND partition = %(whole_batch)s
@@ -133,10 +138,11 @@ def read(connection: psycopg.Connection, schema: str, app_id: str, version: int)
 
     Raises:
         TableError: there is no ledger, or one of an earlier release.
-        BatchError: a role wrote it that this one is no member of.
+        BatchError: a role wrote it that this one is no member of, or an operator gave it up.
     """
     try:
         found = _find(connection, schema, app_id, version, partition=WHOLE_BATCH)
+        _refuse_given_up(connection, schema, app_id, version)
         _refuse_foreign(connection, schema, app_id, version)
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
         raise TableError(
@@ -191,7 +197,7 @@ def refuse_begun_in_pieces(connection: psycopg.Connection, schema: str, app_id: 
 
 
 def begin_pieces(
-    connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID
+    connection: psycopg.Connection, schema: str, *, app_id: str, version: int, number: int, token: UUID, table: str
 ) -> Batch | Begun:
     """Fix the number of the batch's pieces. Return the batch if it is committed, else how it was begun.
 
@@ -210,7 +216,7 @@ def begin_pieces(
             partition=IN_PIECES,
             partitions=number,
             token=token,
-            row_counts=Jsonb({}),
+            row_counts=Jsonb({"table": table}),
         )
         begun = _find(connection, schema, app_id, version, partition=IN_PIECES)
         counted = _count_pieces(connection, schema, app_id, version)
@@ -381,6 +387,18 @@ def _refuse_foreign(connection: psycopg.Connection, schema: str, app_id: str, ve
             f" of this job is no member of it, or shares it with every job. If it is the same job: GRANT {writer} TO"
             f" {role}, or, where that role is gone or shared, let the ledger's owner set written_as. If not: name the"
             " batch otherwise, by txnAppId"
+        )
+
+
+def _refuse_given_up(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> None:
+    # The database refuses it as well (migration 0026), also between this look and the write.
+    names = {"app_id": app_id, "version": version}
+    given_up = connection.execute(FIND_GIVEN_UP.format(schema=Identifier(schema)), names).fetchone()
+    if given_up is not None:
+        at, by, why = given_up
+        raise BatchError(
+            f"batch {app_id!r} version {version} was given up by {by} at {at:%Y-%m-%d %H:%M:%S%z}: {why}. What it has"
+            " written stays. Write what is missing under another name: rows that are written would come twice"
         )
 
 

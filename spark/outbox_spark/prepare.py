@@ -144,7 +144,10 @@ def _begin(
         if recognised is None:
             refuse_begun_in_pieces(connection, schema, app_id, version)
     else:
-        begun = begin_pieces(connection, schema, app_id=app_id, version=version, number=number, token=token)
+        table = ".".join(plan.table or ())
+        begun = begin_pieces(
+            connection, schema, app_id=app_id, version=version, number=number, token=token, table=table
+        )
         if isinstance(begun, Batch):
             recognised = begun
         else:

@@ -134,3 +134,25 @@ async def test_a_batch_is_one_line_with_what_the_ledger_tells(
     assert (whole[:2], whole[4:]) == (["invoices", "7"], ["7", "s", "10", "&lt;b&gt;billing.invoice", "10", "2", "2"])
     assert begun[:4] == ["invoices", "8", "not", "committed"]
     assert "1 of its 2 pieces are written" in " ".join(begun)
+
+
+async def test_an_operator_gives_a_batch_up_with_a_reason(
+    settings: Settings, tmp_path: Path, database_url: str
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute(BATCHES)
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.VIEWER)
+        viewed = await client.get("/batches")
+        await log_in(client, Role.OPERATOR)
+        page = await client.get("/batches")
+        form = {"token": token_of(page), "app_id": "invoices", "version": "8"}
+        silent = await post(client, "/batches/give-up", {**form, "why": " "})
+        done = await post(client, "/batches/give-up", {**form, "why": "the input is gone"})
+        after = await client.get("/batches")
+
+    assert ("Give it up" in viewed.text, "Give it up" in page.text) == (False, True)
+    assert (silent.status_code, done.status_code) == (422, 303)
+    assert "Give it up" not in after.text
+    told = " ".join(re.sub(r"<[^>]*>", " ", after.text).split())
+    assert "given up by operator: the input is gone. There stay 1 of its 2 pieces: 5 rows, with their events" in told

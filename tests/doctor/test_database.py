@@ -25,6 +25,13 @@ BACKLOG = """
     DELETE FROM outbox.message_pending;
     SELECT pg_stat_force_next_flush()
 """
+BATCHES = """
+    INSERT INTO outbox.batch (app_id, version, partition, partitions, token, row_counts, committed_at)
+    SELECT name, version, piece, 4, gen_random_uuid(), '{"rows": 5}', now() - age * interval '1 hour'
+    FROM (VALUES ('runs', 7, -2, 9), ('runs', 7, 0, 0), ('left', 8, -2, 9), ('left', 8, 1, 5), ('done', 9, -2, 9),
+        ('done', 9, 0, 9), ('done', 9, -1, 8), ('given', 3, -2, 9)) AS made (name, version, piece, age);
+    UPDATE outbox.batch SET given_up_at = now() WHERE app_id = 'given'
+"""
 
 
 @pytest.fixture(scope="module")
@@ -276,3 +283,15 @@ def test_a_connection_that_is_lost_on_the_way_skips_the_rest(
 
     assert [found[name].verdict for name in part.CHECKS] == [SKIPPED] * len(part.CHECKS)
     assert found["database.clock"].words == "the connection was lost"
+
+
+def test_a_batch_that_was_begun_and_left_is_named(settings: Settings) -> None:
+    assert verdicts(settings, "database.batches") == [OK]
+
+    with operator(settings) as connection:
+        connection.execute(BATCHES)
+    (finding,) = look(settings, "database.batches")
+
+    words = "batch 'left' version 8 has 1 of its 4 pieces, and no new one for 5 h"
+    assert (finding.verdict, finding.words) == (WARNING, words)
+    assert "relay batches give-up" in finding.remedy

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from aiormq.exceptions import ConnectionClosed
 from prometheus_client.parser import text_string_to_metric_families
+from psycopg.sql import SQL, Identifier
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
@@ -17,7 +18,9 @@ from relay.config.settings import DatabaseSettings, RelaySettings, Settings, Wir
 from relay.consume.classify import Reason
 from relay.engine.row import Outcome
 from relay.http import cached_answer
-from relay.http.backlog import Backlog, Counts
+from relay.http.backlog import COUNT_RECENT, COUNT_UNFINISHED, Backlog, Batches, Counts
+from relay.operate.batches import IS_UNFINISHED, number_of
+from relay.operate.status import BY_INDEX
 from tests.http.conftest import RunSite
 from tests.http.metrics import DOCUMENT, documented, served
 from tests.http.site import Site
@@ -27,6 +30,21 @@ from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer
 from tests.support.roles import granted_roles
+
+BATCHES = """
+    INSERT INTO outbox.batch (app_id, version, partition, partitions, token, row_counts, committed_at)
+    SELECT name, version, piece, 4, gen_random_uuid(), counts::jsonb, now() - age * interval '1 hour'
+    FROM (VALUES ('a', 7, -2, 8, '{}'), ('a', 7, 0, 1, '{}'), ('b', 8, -2, 6, '{}'), ('b', 8, 1, 5, '{}'),
+        ('c', 9, -2, 9, '{}'), ('d', 3, -2, 9, '{}'), ('d', 3, -1, 8, '{"rows": 5}'),
+        ('e', 1, -1, 0, '{"rows": 10, "seconds": 7, "repeats": 2}'), ('e', 2, -1, 0, '{"rows": 1e900, "repeats": -5}'),
+        ('e', 3, -1, 0, '{"rows": "many", "seconds": [1]}')) AS made (name, version, piece, age, counts);
+    UPDATE outbox.batch SET given_up_at = now() WHERE app_id = 'c'
+"""
+MANY_BATCHES = """
+    INSERT INTO outbox.batch (app_id, version, partition, partitions, token, row_counts, committed_at)
+    SELECT 'a', n, piece, 1, gen_random_uuid(), '{"rows": 5}', now() - interval '9 days'
+    FROM generate_series(1, 50000) AS n, unnest('{-1, -2}'::int[]) AS piece
+"""
 
 
 @pytest.fixture
@@ -153,8 +171,41 @@ async def test_an_empty_table_has_no_age(database: DatabaseSettings) -> None:
         paused_lanes=0,
         quarantined=0,
         overdue_days={"message_sent": 0, "processed_message": 0},
+        batches=Batches(0, 0.0, 0.0, 0, 0.0, 0.0, 0.0),
         unarchived_days=0,
     )
+
+
+async def test_batches_of_spark_are_counted_and_any_numbers_are_bounded(rows: Rows, database: DatabaseSettings) -> None:
+    rows.connection.execute(BATCHES)
+    counting = Backlog(database, RelaySettings())
+
+    counts = await counting.counts()
+
+    await counting.close()
+    assert counts is not None
+    assert counts.batches.unfinished == 2  # neither what was given up nor what is committed
+    assert counts.batches.oldest_age == pytest.approx(8 * 3600, abs=300)
+    assert counts.batches.longest_idle == pytest.approx(5 * 3600, abs=300)
+    assert counts.batches.recent == 3
+    assert (counts.batches.recent_rows, counts.batches.recent_seconds) == (1e15 + 10, 7)
+    assert counts.batches.recent_repeats == 2
+
+
+async def test_batches_are_counted_by_their_indexes(rows: Rows) -> None:
+    """50,000 that are committed long ago, and of which the statistics know nothing."""
+    rows.connection.execute("ALTER TABLE outbox.batch SET (autovacuum_enabled = off); ANALYZE outbox.batch")
+    rows.connection.execute(MANY_BATCHES)
+    names = {each: number_of("batch", each) for each in ("rows", "seconds", "repeats")}
+    schema = Identifier("outbox")
+
+    with rows.connection.transaction():
+        rows.connection.execute(BY_INDEX)
+        for statement in (COUNT_UNFINISHED, COUNT_RECENT):
+            filled = statement.format(schema=schema, is_unfinished=SQL(IS_UNFINISHED).format(schema=schema), **names)
+            plan = "\n".join(line for (line,) in rows.connection.execute(SQL("EXPLAIN {}").format(filled)))
+            assert "Seq Scan" not in plan, plan
+            assert re.search(r"batch_(begun|committed)", plan), plan
 
 
 async def test_days_that_should_be_gone_or_archived_are_counted(rows: Rows, database: DatabaseSettings) -> None:

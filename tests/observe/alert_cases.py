@@ -160,6 +160,15 @@ CASES = [
     ),
     Case("OutboxArchiveBehind", {"outbox_unarchived_days": "1x20 2x60 0x20"}, "2h", "4h", "7h30m", "2", interval="5m"),
     Case(
+        "OutboxBatchUnfinished",
+        {"outbox_unfinished_batch_idle_seconds": "0x10 3300 3600 3900 4200 0x9"},
+        quiet="55m",
+        fires="1h5m",
+        over="1h15m",
+        value="1h 5m 0s",
+        interval="5m",
+    ),
+    Case(
         "OutboxConsumerDown",
         {f"outbox_consumer_ready{{{CONSUMER}}}": "1x4 0x9 1x9"},
         quiet="6m",

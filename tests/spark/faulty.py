@@ -130,7 +130,7 @@ class _TooLateWriter(OutboxWriter):
         options = self._save.options
         app_id, version = options.app_id, options.version
         with psycopg.connect(self._save.info) as twin:
-            begin_pieces(twin, options.outbox_schema, app_id=app_id, version=version, number=3, token=uuid4())
+            begin_pieces(twin, options.outbox_schema, app_id=app_id, version=version, number=3, token=uuid4(), table="")
         super().commit(messages)
 
 

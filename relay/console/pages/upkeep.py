@@ -1,17 +1,28 @@
 """`/retention` and `/batches`: which days will go, and what Spark has written."""
 
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 import psycopg
-from fastapi import APIRouter
+from fastapi import APIRouter, Form
 from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Role
-from relay.console.given import Alone, Configured, FormWords, Owner, Sessions, Viewer
+from relay.console.given import (
+    Alone,
+    AppId,
+    Configured,
+    FormWords,
+    Operations,
+    Operator,
+    Owner,
+    Sessions,
+    Version,
+    Viewer,
+)
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
@@ -20,21 +31,6 @@ router = APIRouter()
 
 LISTED = 100
 ARCHIVED = SQL("SELECT day, rows, path FROM {schema}.archived_day ORDER BY day DESC LIMIT %(limit)s")
-# A batch has a row for the whole (partition -1). One in pieces has a row that says how many they are (-2), then one for
-# each of them. A job may have written anything into row_counts, so it is shown as text.
-BATCHES = SQL("""
-    SELECT app_id, version, partition = -1 AS is_committed, partitions, committed_at,
-        row_counts ->> 'rows' AS rows, row_counts ->> 'table' AS tables, row_counts ->> 'messages' AS messages,
-        row_counts ->> 'seconds' AS seconds, row_counts ->> 'repeats' AS repeats,
-        (SELECT count(*) FROM {schema}.batch AS piece
-            WHERE (piece.app_id, piece.version) = (batch.app_id, batch.version) AND piece.partition >= 0) AS pieces
-    FROM {schema}.batch
-    WHERE partition = -1 OR partition = -2 AND NOT EXISTS (
-        SELECT FROM {schema}.batch AS whole
-        WHERE (whole.app_id, whole.version, whole.partition) = (batch.app_id, batch.version, -1))
-    ORDER BY committed_at DESC
-    LIMIT %(limit)s
-""")
 
 
 @router.get("/retention")
@@ -67,11 +63,26 @@ def drop(settings: Configured, who: Owner, _: Alone, why: FormWords = "") -> Res
 
 
 @router.get("/batches")
-def batches(request: Request, database: Sessions, _: Viewer) -> HTMLResponse:
+def batches(request: Request, operations: Operations, who: Viewer) -> HTMLResponse:
     """Show the newest batches of Spark."""
-    with database.session() as connection:
-        found = _rows(connection, BATCHES, database.schema)
-    return page(request, "batches.html", batches=found)
+    found = operations.list_batches(limit=LISTED)
+    return page(request, "batches.html", batches=found, may_give_up=who.role.includes(Role.OPERATOR))
+
+
+@router.post("/batches/give-up")
+def give_up(
+    operations: Operations,
+    who: Operator,
+    *,
+    app_id: Annotated[AppId, Form()],
+    version: Annotated[Version, Form()],
+    why: FormWords = "",
+) -> Response:
+    """Let no more of a batch be written."""
+    if not why:
+        raise UsageError("say why: the job that runs it again is told")
+    operations.give_up_batch(app_id, version, by=who.name, why=why)
+    return RedirectResponse("/batches", HTTPStatus.SEE_OTHER)
 
 
 def _rows(connection: psycopg.Connection, statement: SQL, schema: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import pytest
 from relay.config.settings import Settings
 from relay.console.access.identity import Role
 from tests.cli.command import Command, Result
+from tests.cli.test_batches import WRITE
 from tests.console.api.program import tokens
 from tests.console.site import serving, users
 from tests.consume.conftest import queue
@@ -63,6 +64,7 @@ async def test_what_it_shows_is_the_same(ends: Ends, rows: Rows) -> None:
     head = rows.parked(payload=None, payload_bytes=b"\x00\xff", aggregate_type="order")
     rows.parked(behind=head)
     rows.quarantined("nowhere")
+    rows.connection.execute(WRITE)
     commands = (
         ("status",),
         ("parked", "list"),
@@ -80,6 +82,9 @@ async def test_what_it_shows_is_the_same(ends: Ends, rows: Rows) -> None:
         ("quarantine", "show", "99"),
         ("quarantine", "reroute", "1", "--routing-key", "other", "--dry-run"),
         ("quarantine", "discard", "1", "--dry-run"),
+        ("batches", "list"),
+        ("batches", "show", "nightly", "7"),
+        ("batches", "give-up", "nightly", "7", "--dry-run"),
         ("lanes", "list"),
         ("lanes", "list", "--output", "json"),
         ("replay", "--all", "--dry-run"),

@@ -6,6 +6,7 @@ import psycopg
 from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings, Settings
+from tests.cli.test_batches import WRITE
 from tests.console.api.program import Program
 from tests.consume.conftest import queue
 from tests.dead_letters.conftest import letters
@@ -26,6 +27,7 @@ async def test_the_role_may_do_what_operators_do(
     rows.parked("2")
     aside = rows.quarantined("nowhere")
     rows.quarantined("nowhere", "2")
+    rows.connection.execute(WRITE)
     url = SecretStr(f"{database_url}?options=-crole%3Doutbox_console")
     limited = settings.model_copy(update={"database": DatabaseSettings(url=url)})
     reads = (
@@ -36,6 +38,7 @@ async def test_the_role_may_do_what_operators_do(
         "/parked/preview",
         "/quarantine",
         "/lanes",
+        "/batches",
     )
     letter: dict[str, object] = {"queue": DEAD, "message_ids": ["id-0"], "why": "mended"}
     writes: tuple[tuple[str, dict[str, object]], ...] = (
@@ -50,6 +53,7 @@ async def test_the_role_may_do_what_operators_do(
         ("/quarantine/pause", {"exchange": "", "routing_key": "later", "why": "repair"}),
         ("/quarantine/resume", {"route": 3, "why": "repaired"}),
         ("/lanes/7/pause", {"why": "repair"}),
+        ("/batches/give-up", {"app_id": "nightly", "version": 7, "why": "over"}),
         ("/lanes/7/resume", {}),
         ("/quarantine/reroute", {"route": 1, "ids": [str(aside)], "routing_key": "other", "why": "typo"}),
         ("/quarantine/discard", {"route": 1, "why": "wrong"}),
