@@ -8,9 +8,13 @@ into Spark's `noop` sink. What arrives is counted each time.
 - JDBC by ranges of ids, as its documentation has it, so that each task scans the day
 - JDBC by ranges of blocks, as `outbox` divides it
 - `outbox`
+
+Then `outbox` reads a part of the rows, and a part of the columns: once as Spark is asked for them (`where`, `select`),
+once as the database is (an option, a schema). Spark hands a Python data source no columns. It hands it filters, and
+keeps them for later queries of the DataFrame. So `outbox` takes no filter (docs/decisions/0022-read-by-blocks.md).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,7 +23,7 @@ from itertools import pairwise
 from time import monotonic
 
 import psycopg
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, Observation, SparkSession
 from pyspark.sql import functions as f
 
 import outbox_spark
@@ -54,6 +58,15 @@ class ReadWay(StrEnum):
     OUTBOX = "outbox"
 
 
+class PartWay(StrEnum):
+    """How a part is asked for."""
+
+    WHERE = "where(id <= ...)"
+    OPTION = "endingId"
+    SELECT = "select(id, aggregate_id)"
+    SCHEMA = "load(schema=id, aggregate_id)"
+
+
 @dataclass(frozen=True, slots=True)
 class Filled:
     """The day that is read."""
@@ -82,7 +95,19 @@ def measure(*, rows: Count = 3_000_000, rounds: Count = 3, partitions: Count = 8
     )
     with _filled_day(run, rows) as day, spark_session() as session:
         readers = _readers(session, day, partitions)
-        read.measure({reader: partial(_measure, open_, day) for reader, open_ in readers.items()}, rounds, warm_up=1)
+        whole = {"rows": day.rows, "characters": day.characters}
+        read.measure({way: partial(_measure, open_, day, whole) for way, open_ in readers.items()}, rounds, warm_up=1)
+        parts = _parts(session, day, partitions)
+        for title, asked, instead, left in (
+            ("a tenth of the rows", PartWay.WHERE, PartWay.OPTION, day.rows // 10),
+            ("two columns", PartWay.SELECT, PartWay.SCHEMA, day.rows),
+        ):
+            table = run.table(title, Column("rows/s", "rate"), Column("of that", "rate", 2, is_ratio=True))
+            table.measure(
+                {way: partial(_measure, parts[way], day, {"rows": left}) for way in (asked, instead)},
+                rounds,
+                warm_up=1,
+            )
 
 
 @contextmanager
@@ -117,14 +142,27 @@ def _readers(session: SparkSession, day: Filled, partitions: int) -> dict[ReadWa
     }
 
 
-def _measure(read: Callable[[], DataFrame], day: Filled) -> Figures:
-    seen = Observation()
-    counted = read().observe(seen, f.count(f.lit(1)).alias("rows"), f.sum(f.length("payload")).alias("characters"))
+def _parts(session: SparkSession, day: Filled, partitions: int) -> dict[PartWay, Callable[[], DataFrame]]:
+    def read(**more: str) -> DataFrameReader:
+        return session.read.format("outbox").options(url=day.url, numPartitions=str(partitions), **more)
+
+    last = day.rows // 10
+    return {
+        PartWay.WHERE: lambda: read().load().where(f"id <= {last}"),
+        PartWay.OPTION: lambda: read(endingId=str(last)).load(),
+        PartWay.SELECT: lambda: read().load().select("id", "aggregate_id"),
+        PartWay.SCHEMA: lambda: read().load(schema="id BIGINT, aggregate_id STRING"),
+    }
+
+
+def _measure(read: Callable[[], DataFrame], day: Filled, expected: Mapping[str, int]) -> Figures:
+    seen, columns = Observation(), {"rows": f.count(f.lit(1)), "characters": f.sum(f.length("payload"))}
+    counted = read().observe(seen, *(columns[name].alias(name) for name in expected))
     started = monotonic()
     counted.write.format("noop").mode("overwrite").save()
     seconds = monotonic() - started
-    if seen.get != {"rows": day.rows, "characters": day.characters}:
-        raise BenchmarkError(f"not all of the day arrived: {seen.get} of {day}")
+    if seen.get != expected:
+        raise BenchmarkError(f"of {day} {expected} were asked for, and {seen.get} arrived")
     return {"rate": day.rows / seconds}
 
 

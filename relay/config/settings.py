@@ -348,10 +348,16 @@ class RelaySettings(Section):
     """sent rows are dropped only once they are archived (docs/archive.md)"""
     inbox_retention: InboxRetention = "30 days"
     """an inbox forgets a message this long after the day it was written. See docs/consumer.md"""
+    batch_retention: Retention = "off"
+    """names of Spark's batches are forgotten after this: a rerun would write one again (docs/database.md)"""
 
     @property
     def retention_days(self) -> int | None:
         return days_kept(self.retention)
+
+    @property
+    def batch_retention_days(self) -> int | None:
+        return days_kept(self.batch_retention)
 
     @property
     def inbox_retention_days(self) -> int | None:

@@ -12,7 +12,7 @@ from psycopg.sql import SQL
 
 from relay.config.settings import Settings
 from relay.doctor.finding import Finding, Verdict
-from relay.retention.kind import FORGET, kept_days, kept_failures
+from relay.retention.kind import FORGET, FORGET_BATCHES, kept_days, kept_failures
 
 MARKED = ("state", "attempts", "available_at", "last_error", "held_behind", "parked_at", "sent_at", "quarantine")
 ADDRESS = ("exchange", "routing_key")
@@ -155,19 +155,22 @@ MAY_DROP = "SELECT has_function_privilege(%(function)s, 'EXECUTE')"
 
 def ownership(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     """See that this role may drop the days that the relay is to drop."""
-    check, keeps = "database.ownership", kept_days(settings.relay)
-    if not keeps:
+    check, keeps, batches = "database.ownership", kept_days(settings.relay), settings.relay.batch_retention_days
+    if not keeps and batches is None:
         yield Finding(check, Verdict.SKIPPED, "relay.retention is off: this relay drops no days")
         return
     (role,) = connection.execute(ROLE).fetchone() or ("",)
     forgets = [] if kept_failures(keeps) is None else [FORGET]
+    forgets += [] if batches is None else [FORGET_BATCHES]
     functions = [f"{settings.database.schema_name}.{name}" for name in [*(kind.function for kind in keeps), *forgets]]
     try:
         held = {name: connection.execute(MAY_DROP, {"function": name}).fetchone() == (True,) for name in functions}
     except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
         yield Finding(check, Verdict.SKIPPED, "the functions that drop days are not there", "run `relay migrate` first")
         return
-    told = ", ".join(f"{kind.setting} is {keep} days" for kind, keep in keeps.items())
+    kept = {kind.setting: keep for kind, keep in keeps.items()}
+    kept |= {} if batches is None else {"relay.batch_retention": batches}
+    told = ", ".join(f"{setting} is {keep} days" for setting, keep in kept.items())
     if missing := ", ".join(name for name, may in held.items() if not may):
         words = f"{told}, and role {role} may not call {missing}: the tables grow"
         remedy = (

@@ -8,6 +8,7 @@ from psycopg.sql import SQL, Identifier
 
 from relay.config.settings import DatabaseSettings, RelaySettings, days_kept
 from relay.errors import BusyError, UsageError
+from relay.operate.audit import note
 from relay.operate.session import session
 from relay.retention.day import Fate, OldDay
 from relay.retention.drop import Retention
@@ -17,6 +18,7 @@ NOTE = SQL("""
     INSERT INTO {schema}.operator_audit (command, target, done_by, why)
     SELECT 'retention', given.name, %(by)s, %(why)s FROM unnest(%(tables)s::text[]) AS given (name)
 """)
+BUSY = "another process drops old days at this moment: try again when it is done"
 
 
 def keeps_of(relay: RelaySettings, keep: str | None, keep_inbox: str | None) -> dict[Kind, int]:
@@ -90,21 +92,68 @@ def drop_old_days(
         OutboxError: as `session`.
     """
 
-    def note(connection: psycopg.Connection, tables: list[str]) -> None:
+    def note_days(connection: psycopg.Connection, tables: list[str]) -> None:
         statement = NOTE.format(schema=Identifier(database.schema_name))
         connection.execute(statement, {"by": by, "why": why, "tables": tables})
 
     async def run(connection: psycopg.Connection) -> list[OldDay]:
         async with Retention.open(database) as retention:
             if not await retention.take_lock():
-                raise BusyError("another process drops old days at this moment: try again when it is done")
+                raise BusyError(BUSY)
             found = await _found(retention, keeps)
             tell(found)
-            note(connection, [day.table for day in found if day.fate is Fate.OLD])
+            note_days(connection, [day.table for day in found if day.fate is Fate.OLD])
             done = [await retention.drop(day) for day in found]
             if (keep := kept_failures(keeps)) is not None:
                 await retention.forget_failures(keep)
             return done
+
+    with session(database) as connection:
+        return asyncio.run(run(connection))
+
+
+def keep_batches_of(relay: RelaySettings, keep: str | None) -> int | None:
+    """Return for how many days names of Spark's batches are kept; None: without end.
+
+    Args:
+        keep: in place of what the settings say.
+    Raises:
+        UsageError: it cannot be.
+    """
+    return relay.batch_retention_days if keep is None else days_kept(_days("--keep-batches", keep))
+
+
+def count_old_batches(database: DatabaseSettings, keep: int) -> int:
+    """Return how many names of batches `forget_batches` would delete.
+
+    Raises:
+        OutboxError: as `session`.
+    """
+
+    async def run() -> int:
+        async with Retention.open(database) as retention:
+            return await retention.old_batches(keep)
+
+    with session(database):
+        return asyncio.run(run())
+
+
+def forget_batches(database: DatabaseSettings, keep: int, *, by: str, why: str) -> int:
+    """Delete the names of Spark's batches that ended `keep` days ago or before; return their number.
+
+    The newest committed one of each application stays, and so does what is begun and has not ended.
+
+    Raises:
+        BusyError: a relay drops days at this moment.
+        OutboxError: as `session`.
+    """
+
+    async def run(connection: psycopg.Connection) -> int:
+        async with Retention.open(database) as retention:
+            if not await retention.take_lock():
+                raise BusyError(BUSY)
+            note(connection, database.schema_name, "retention", "batch", by=by, why=why)
+            return await retention.forget_batches(keep)
 
     with session(database) as connection:
         return asyncio.run(run(connection))

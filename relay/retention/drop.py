@@ -16,7 +16,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 from relay.config.settings import DatabaseSettings
 from relay.database import connect_async, one_line, require_session
 from relay.retention.day import Fate, OldDay
-from relay.retention.kind import FORGET, Kind
+from relay.retention.kind import FORGET, FORGET_BATCHES, Kind
 
 PREPARE = """
     SELECT set_config(name, value, false)
@@ -37,8 +37,9 @@ OLD_DAYS = SQL("""
     ORDER BY day
 """)
 
-MAY_FORGET = SQL("SELECT has_function_privilege({function}, 'EXECUTE')")
+MAY_CALL = SQL("SELECT has_function_privilege({function}, 'EXECUTE')")
 FORGET_FAILURES = SQL("SELECT {schema}.forget_failures({keep})")  # some thousands at a time
+FORGET_BATCHES_ONCE = SQL("SELECT {schema}.forget_batches({keep}, {dry_run})")
 
 # Who holds a lock that the drop waits for.
 IN_THE_WAY = SQL("""
@@ -108,11 +109,35 @@ class Retention:
 
         Return their number; 0 where this role may not.
         """
-        names = {"function": Literal(f"{self._schema}.{FORGET}"), "schema": Identifier(self._schema)}
-        if await self._rows(MAY_FORGET.format(**names)) != [(True,)]:
+        if not await self._may_call(FORGET):
             return 0
+        return await self._forget(FORGET_FAILURES.format(schema=Identifier(self._schema), keep=Literal(keep)))
+
+    async def forget_batches(self, keep: int) -> int:
+        """Delete the names of Spark's batches that ended `keep` days ago or before, and are not the newest of a job.
+
+        Return their number; 0 where this role may not.
+        """
+        if not await self._may_call(FORGET_BATCHES):
+            return 0
+        return await self._forget(self._batches(keep, dry_run=False))
+
+    async def old_batches(self, keep: int) -> int:
+        """Return how many names of batches `forget_batches` would delete; 0 where this role may not."""
+        if not await self._may_call(FORGET_BATCHES):
+            return 0
+        ((number,),) = await self._rows(self._batches(keep, dry_run=True))
+        return int(number)
+
+    def _batches(self, keep: int, *, dry_run: bool) -> Composed:
+        return FORGET_BATCHES_ONCE.format(schema=Identifier(self._schema), keep=Literal(keep), dry_run=Literal(dry_run))
+
+    async def _may_call(self, function: str) -> bool:
+        return await self._rows(MAY_CALL.format(function=Literal(f"{self._schema}.{function}"))) == [(True,)]
+
+    async def _forget(self, statement: Composed) -> int:
         forgotten = 0
-        while (some := (await self._rows(FORGET_FAILURES.format(**names, keep=Literal(keep))))[0][0]) > 0:
+        while (some := (await self._rows(statement))[0][0]) > 0:
             forgotten += some
         return forgotten
 

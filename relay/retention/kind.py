@@ -31,6 +31,8 @@ INBOX = Kind(
 
 FORGET = "forget_failures(integer)"  # causes of failures: they are kept as long as sent rows (migration 0025)
 
+FORGET_BATCHES = "forget_batches(integer, boolean)"  # names of Spark's batches (migration 0026)
+
 
 def replay_lock(schema: str) -> Composed:
     """Return the number of the lock that making a replay takes shared, and the drop of a day for itself."""

@@ -22,21 +22,22 @@ FIRST_AFTER, INTERVAL = 180.0, 3600.0  # seconds: a start has other things to do
 
 async def keep_days(settings: Settings) -> None:
     """Drop old days now and then, for as long as the node runs; what fails is told, and tried again."""
-    if not (keeps := kept_days(settings.relay)):
+    keeps, keep_batches = kept_days(settings.relay), settings.relay.batch_retention_days
+    if not keeps and keep_batches is None:
         return
     await asyncio.sleep(FIRST_AFTER)
     while True:
         try:
-            await drop_old_days(settings.database, keeps)
+            await drop_old_days(settings.database, keeps, keep_batches)
         except (psycopg.Error, OutboxError) as error:
             log.warning("retention.failed", reason=one_line(error))
         await asyncio.sleep(INTERVAL)
 
 
-async def drop_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int]) -> None:
+async def drop_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int], keep_batches: int | None = None) -> None:
     """Go once over the days that are older than is kept of each kind, and log what becomes of each.
 
-    Causes of failures are kept as long as sent rows.
+    Causes of failures are kept as long as sent rows, names of Spark's batches for `keep_batches` days.
 
     While another process does so, nothing is done.
     """
@@ -57,5 +58,7 @@ async def drop_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int]) -
         keep = kept_failures(keeps)
         if keep is not None and (forgotten := await retention.forget_failures(keep)):
             log.info("retention.failures_forgotten", causes=forgotten)
+        if keep_batches is not None and (forgotten := await retention.forget_batches(keep_batches)):
+            log.info("retention.batches_forgotten", batches=forgotten)
     for (table, reason), days in postponed.items():
         log.warning("retention.postponed", table=table, days=days, reason=reason)

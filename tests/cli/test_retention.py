@@ -12,6 +12,12 @@ from tests.support.days import Days, InboxDays
 OLD = 15  # days ago; 14 are kept
 DROP = ("--yes", "--why", "a test", "--by", "ada")
 
+BATCHES = """
+    INSERT INTO outbox.batch (app_id, version, partitions, token, row_counts, committed_at)
+    SELECT 'nightly', n, 1, gen_random_uuid(), '{}', now() - interval '100 days' + interval '30 days' * (n / 4)
+    FROM generate_series(1, 4) AS n
+"""
+
 
 @pytest.fixture
 def days(database_url: str) -> Iterator[Days]:
@@ -195,3 +201,21 @@ def test_another_schema_has_days_of_its_own(relay: Command, days: Days) -> None:
     assert result.code == 1
     assert "run `relay migrate`" in result.err
     assert days.past() == {OLD}
+
+
+def test_names_of_batches_are_forgotten_where_a_setting_or_flag_says_so(relay: Command, days: Days) -> None:
+    days.connection.execute(BATCHES)
+
+    kept = relay("retention", *DROP)
+    dry = relay("retention", "--dry-run", "--keep-batches", "90 days")
+    wrong = relay("retention", *DROP, "--keep-batches", "some")
+    done = json.loads(relay("retention", *DROP, "-o", "json", RELAY_BATCH_RETENTION="90 days").out)
+
+    assert "batches" not in kept.out
+    assert "would forget 3 names of Spark's batches, which are written if they come again\n" in dry.out
+    assert (wrong.code, "--keep-batches takes days" in wrong.err) == (2, True)
+    assert (done["keep_batches_days"], done["batches_forgotten"]) == (90, 3)
+    assert days.connection.execute("SELECT version FROM outbox.batch ORDER BY 1").fetchall() == [(4,)]
+    assert days.connection.execute("SELECT command, target FROM outbox.operator_audit").fetchall() == [
+        ("retention", "batch")
+    ]

@@ -22,7 +22,8 @@ FLAGS = {
     # what to do, and by whom
     "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--stages",
     "--stop-when-failing", "--overwrite", "--trace",
-    "--keep", "--keep-inbox", "--sql", "--check", "--downgrade", "--lock-timeout", "--wait", "--node", "--ready",
+    "--keep", "--keep-batches", "--keep-inbox", "--sql", "--check", "--downgrade", "--lock-timeout", "--wait", "--node",
+    "--ready",
     # users of the console
     "--role", "--file",
     # how it is shown
