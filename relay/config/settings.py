@@ -349,7 +349,7 @@ class RelaySettings(Section):
     inbox_retention: InboxRetention = "30 days"
     """an inbox forgets a message this long after the day it was written. See docs/consumer.md"""
     batch_retention: Retention = "off"
-    """names of Spark's batches are forgotten after this: a rerun would write one again (docs/database.md)"""
+    """names of Spark's batches are forgotten after this (docs/database.md)"""
 
     @property
     def retention_days(self) -> int | None:

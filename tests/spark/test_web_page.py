@@ -10,7 +10,9 @@ from urllib.request import urlopen
 import psycopg
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
+from outbox_spark import OutboxBatch
 from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save
 from tests.spark.running import file_of, job_environment
 from tests.support.process import Process, free_port, wait_for
@@ -89,6 +91,35 @@ def test_a_write_shows_the_name_that_its_user_gave_it(
     assert stage["stageId"] in job["stageIds"]
     assert query["successJobIds"] == [job["jobId"]]
     assert query["nodes"][-1]["nodeName"] == "AppendData outbox"
+
+
+def test_the_jobs_of_a_batch_say_what_they_stage_unless_the_user_has_named_them(
+    spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
+) -> None:
+    url = options["url"]
+    name = f"nightly of {url.rpartition('/')[2]}"
+    mine = f"{name}, as I call it"
+    for version, given in ((1, None), (2, mine)):
+        spark.sparkContext.setJobDescription(given)
+        try:
+            with OutboxBatch(spark, url=url, app_id=name, version=version) as batch:
+                batch.rows(
+                    invoices(spark, 5).withColumn("invoice_id", f.concat("invoice_id", f.lit(version))),
+                    table="billing.invoice",
+                )
+            left = spark.sparkContext.getLocalProperty("spark.job.description")
+        finally:
+            spark.sparkContext.setJobDescription(None)
+        assert left == given
+
+    page, place = spark.sparkContext.uiWebUrl, f"/{spark.sparkContext.applicationId}"
+
+    def named() -> list[str]:
+        described = (job.get("description", "") for job in _read(page, f"{place}/jobs?status=succeeded"))
+        return sorted(each for each in described if name in each)
+
+    wait_for(lambda: len(named()) > 1, "the page knows of both", 20)
+    assert named() == [f"batch {name} 1: stage billing.invoice", mine]
 
 
 def _read(page: str, place: str) -> Any:
