@@ -79,7 +79,7 @@ def test_an_option_gives_the_rows_that_where_gives(
 ) -> None:
     connection.execute(make_days("%s", "3"), [FIRST])
     connection.execute(ADD, {"types": TYPES, "keys": KEYS, "first": FIRST})
-    every_option = list(generated(60, random.Random(7)))
+    every_option = list(generated(24, random.Random(7)))
     whole = read(database_url, {})
     conditions = [as_where(options).alias(str(number)) for number, options in enumerate(every_option)]
 
@@ -91,7 +91,7 @@ def test_an_option_gives_the_rows_that_where_gives(
         assert ids == sorted(row["id"] for row in by_where if row[str(number)]), options
         found.add(len(ids))
     assert whole.num_rows == 180
-    assert len(found) > 10  # they select this and that
+    assert len(found) > 5  # they select this and that
 
 
 class Pushing(DataSource):  # type: ignore[misc]  # mypy does not follow pyspark

@@ -1,8 +1,8 @@
 """A program gives up a batch of Spark once, and sees what stays."""
 
 from relay.console.access.identity import Role
-from tests.cli.test_batches import AUDIT, WRITE
 from tests.console.api.program import Program
+from tests.operate.batches import AUDIT, WRITE
 from tests.operate.rows import Rows
 
 NIGHTLY = {"app_id": "nightly", "version": 7}

@@ -12,7 +12,6 @@ import pytest
 from relay.config.settings import Settings
 from relay.console.access.identity import Role
 from tests.cli.command import Command, Result
-from tests.cli.test_batches import WRITE
 from tests.console.api.program import tokens
 from tests.console.site import serving, users
 from tests.consume.conftest import queue
@@ -21,6 +20,7 @@ from tests.dead_letters.changes import Audit
 from tests.dead_letters.conftest import audit, letters
 from tests.dead_letters.letters import DEAD, Letters
 from tests.dead_letters.tried import consuming
+from tests.operate.batches import WRITE
 from tests.operate.held import held
 from tests.operate.rows import Rows
 

@@ -6,11 +6,11 @@ import psycopg
 from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings, Settings
-from tests.cli.test_batches import WRITE
 from tests.console.api.program import Program
 from tests.consume.conftest import queue
 from tests.dead_letters.conftest import letters
 from tests.dead_letters.letters import DEAD, Letters
+from tests.operate.batches import WRITE
 from tests.operate.held import held
 from tests.operate.rows import Rows
 from tests.support.roles import granted_roles
