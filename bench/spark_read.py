@@ -9,9 +9,9 @@ into Spark's `noop` sink. What arrives is counted each time.
 - JDBC by ranges of blocks, as `outbox` divides it
 - `outbox`
 
-Then `outbox` reads a part of the rows, and a part of the columns. Spark is asked for them first (`where`, `select`), then
-the database (an option, a schema). Spark hands a Python data source no columns. It hands it filters, and
-keeps them for later queries of the DataFrame. So `outbox` takes no filter (docs/decisions/0022-read-by-blocks.md).
+Then `outbox` reads a part of the rows, and a part of the columns. Spark is asked for them first (`where`, `select`),
+then the database (an option, a schema). Spark hands a Python data source no columns. It hands it filters, and keeps
+them for later queries of the DataFrame. So `outbox` takes no filter (docs/decisions/0022-read-by-blocks.md).
 """
 
 from collections.abc import Callable, Iterator, Mapping

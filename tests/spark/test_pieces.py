@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from uuid import UUID
 
 import psycopg
 import pyarrow as pa
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 import outbox_spark
+from outbox_spark.ledger import begin_pieces
 from outbox_spark.pieces import write_piece
 from outbox_spark.prepare import prepare
 from tests.spark import faulty
@@ -272,3 +274,21 @@ def test_a_sequence_that_only_the_whole_batch_could_check_is_refused(spark: Spar
 
     with pytest.raises(outbox_spark.ColumnError, match="'amount' of option sequenceColumn has no unique index"):
         prepare({**options, **IN_FOUR, "sequenceColumn": "amount"}, frame.schema, overwrite=False)
+
+
+def test_a_batch_that_an_operator_gave_up_is_refused_in_each_way(
+    spark: SparkSession, options: Options, connection: psycopg.Connection
+) -> None:
+    begin_pieces(
+        connection, "outbox", app_id="nightly", version=7, number=4, token=UUID(int=1), table="billing.invoice"
+    )
+    connection.execute("SELECT outbox.give_up_batch('nightly', 7, 'ada', 'the input is gone')")
+
+    for how in (IN_FOUR, {"txnAppId": "nightly", "txnVersion": "7"}):
+        with pytest.raises(PySparkException) as refused:
+            save(invoices(spark), options, **how)
+        assert "was given up by ada at " in str(outbox_spark.reason(refused.value))
+    with pytest.raises(outbox_spark.BatchError, match="the input is gone"):
+        outbox_spark.committed(options["url"], "nightly", 7)
+
+    assert counts(connection) == (0, 0, 1)
