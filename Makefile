@@ -6,6 +6,7 @@ JOBS ?= 3
 MINUTES ?= 5
 SECONDS ?= 60
 SEED ?=
+SPARK ?= 4.0
 TARGET ?= relay
 OPTIONS ?=
 
@@ -13,7 +14,7 @@ OPTIONS ?=
 # Hundreds of processes start in the tests: each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo console test test-jobs verify drills chaos test-codec test-images test-installs image lint bench soak lock clean
+.PHONY: help setup demo console test test-jobs test-spark verify drills chaos test-codec test-images test-installs image lint bench soak lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -51,12 +52,29 @@ test-jobs: setup ## test whole Spark jobs, the demo, and what takes Spark long
 	@PYTHON=$(PYTHON) tests/support/packages test
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --timeout 600 -m jobs
 
-verify: ## run what .ci/run leaves out: every drill, four chaos seeds, the fuzz of the codec, the images, the extras and five minutes of soak; about an hour
+# An environment of its own with that PySpark, and the packages of .venv behind it; java.py finds a Java that each takes.
+build/spark-%/.ready: requirements/pyspark-%.txt $(VENV)/.installed
+	$(PYTHON) -m venv --clear build/spark-$*
+	printf 'import site; site.addsitedir("%s")\n' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		>"$$(build/spark-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
+	build/spark-$*/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--ignore-installed --no-build-isolation --use-pep517 -r requirements/pyspark-$*.txt
+	@touch $@
+
+# Spark 3.5 leaves sockets to the garbage collector, and compares releases by what Python has given up.
+WARNINGS_3.5 := -W ignore::ResourceWarning -W "ignore:distutils Version classes"
+
+test-spark: build/spark-$(SPARK)/.ready ## run the tests of Spark with another release of it: SPARK=3.5, 4.0, 4.1 or 4.2
+	@PYTHON=$(PYTHON) tests/support/packages test
+	build/spark-$(SPARK)/bin/python -m pytest $(WARNINGS_$(SPARK)) tests/spark
+
+verify: ## run what .ci/run leaves out: every drill, four chaos seeds, the fuzz of the codec, the images, the extras, every release of Spark and five minutes of soak; about two hours
 	$(MAKE) drills
 	for seed in 1 2 3 4; do $(MAKE) chaos SEED=$$seed || exit 1; done
 	$(MAKE) test-codec
 	$(MAKE) test-images
 	$(MAKE) test-installs
+	for release in 3.5 4.0 4.1 4.2; do $(MAKE) test-spark SPARK=$$release || exit 1; done
 	$(MAKE) soak
 
 drills: setup ## run the tests that kill processes under load, need a cluster or a failover, or take long

@@ -17,7 +17,8 @@
     sent = spark.read.format("outbox").option("url", "postgresql://user@host/database").load()
 
 `df.writeStream.format("outbox")` writes streams, `foreach_batch` names what a function writes of them.
-`OutboxBatch` writes several DataFrames in one transaction. `differences` finds what a correction must write.
+`OutboxBatch` writes several DataFrames in one transaction. `differences` finds what a correction must write. `write`
+and `read` are functions, which Spark 3.5 has, too.
 
 A batch is named by `txnAppId` and `txnVersion`: a rerun or a restarted driver that writes it again under the same name
 writes nothing. Executors need this package, pyarrow and the ADBC driver; the driver psycopg as well. No part uses RDDs
@@ -39,18 +40,23 @@ try:
         OutboxWriteError,
         ReadError,
         RowError,
+        SparkReleaseError,
         TableError,
         reason,
     )
     from outbox_spark.source import OutboxDataSource
+    from outbox_spark.spark_api import require_sources
     from outbox_spark.workers import name_python
 except ModuleNotFoundError as error:
-    raise ImportError(f'{error.name} is not installed: pip install "outbox-relay[spark]"', name=error.name) from error
+    # Where Spark is, it stays: a second PySpark would break a cluster that brings it.
+    extra = "spark" if str(error.name).startswith("pyspark") else "spark-cluster"
+    raise ImportError(f'{error.name} is not installed: pip install "outbox-relay[{extra}]"', name=error.name) from error
 
 if TYPE_CHECKING:
     from outbox_spark.batch import OutboxBatch
     from outbox_spark.foreach import MicroBatch, foreach_batch
     from outbox_spark.frames import Events
+    from outbox_spark.functions import read, write
     from outbox_spark.ledger import Batch
     from outbox_spark.result import Result
     from outbox_spark.rows import message_id
@@ -67,6 +73,7 @@ __all__ = [
     "OutboxWriteError",
     "ReadError",
     "RowError",
+    "SparkReleaseError",
     "TableError",
     "WriteLimits",
     "committed",
@@ -75,8 +82,10 @@ __all__ = [
     "in_order",
     "last_result",
     "message_id",
+    "read",
     "reason",
     "register",
+    "write",
 ]
 
 
@@ -98,6 +107,10 @@ def __getattr__(name: str) -> Any:
         from outbox_spark import foreach  # noqa: PLC0415
 
         return getattr(foreach, name)
+    if name in {"read", "write"}:
+        from outbox_spark import functions  # noqa: PLC0415
+
+        return getattr(functions, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -105,7 +118,11 @@ def register(spark: SparkSession) -> None:
     """Make the format `outbox` known to the session, and to this thread: each thread that uses it calls this.
 
     Workers on this host get the Python that runs here, unless PYSPARK_PYTHON or spark.pyspark.python names another.
+
+    Raises:
+        SparkReleaseError: Spark is older than 4.0, and takes `write`, `read`, `OutboxBatch` and `foreach_batch`.
     """
+    require_sources()
     name_python(spark)
     spark.dataSource.register(OutboxDataSource)
     # Spark looks a format up in the session that is active in the thread. Of PySpark this alone makes it so.
@@ -134,11 +151,11 @@ def committed(url: str, app_id: str, version: int, *, outbox_schema: str = "outb
     """
     from outbox_spark.asked import check_version  # noqa: PLC0415
     from outbox_spark.connection import connect, conninfo  # noqa: PLC0415
-    from outbox_spark.ledger import read  # noqa: PLC0415  # executors import this package and have no psycopg
+    from outbox_spark.ledger import read as read_ledger  # noqa: PLC0415  # executors have no psycopg
 
     check_version(version)
     with connect(conninfo(url)) as connection:
-        return read(connection, outbox_schema, app_id, version)
+        return read_ledger(connection, outbox_schema, app_id, version)
 
 
 def last_result(url: str, app_id: str, version: int, *, outbox_schema: str = "outbox") -> "Result | None":

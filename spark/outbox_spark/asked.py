@@ -151,12 +151,18 @@ class ReadOptions:
     aggregate_type: str | None
     aggregate_id: str | None
     event_type: str | None
-    partitions: int | None  # None: by size
+    num_partitions: int | None  # None: by size
     fails_fast: bool  # when a field of a payload does not fit
     fail_on_data_loss: bool  # the last three are of a stream
     max_rows: int | None  # of a micro-batch
     max_time: int | None  # seconds of sending in a micro-batch
     outbox_schema: str
+
+    @property
+    def limits(self) -> list[str]:
+        """The options that limit a micro-batch."""
+        limits = {"maxRowsPerTrigger": self.max_rows, "maxTimePerTrigger": self.max_time}
+        return [name for name, limit in limits.items() if limit is not None]
 
 
 def write_options(given: Mapping[str, str], *, is_stream: bool = False) -> WriteOptions:
@@ -265,6 +271,25 @@ def check_version(version: int) -> None:
         raise OptionError(f"version {error}") from None
 
 
+def as_given_to_spark(use: Use, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return options that are named by their parameters as Spark hands them over: by its names, and as text.
+
+    Raises:
+        OptionError: an option is unknown.
+    """
+    names = {option.parameter: option.name for option in options_of(use).values()}
+    if unknown := sorted(given.keys() - names.keys()):
+        known = ", ".join(names)
+        raise OptionError("; ".join(f"option {name!r} is unknown; known are {known}" for name in unknown))
+    return {names[name]: _as_text(value) for name, value in given.items() if value is not None}
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, (list, tuple)) else str(value)
+
+
 def _values(use: Use, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the value of each option by its parameter, and what is wrong with those that are given."""
     known = options_of(use)
@@ -349,7 +374,7 @@ def _contradictions(options: ReadOptions) -> list[str]:
             for name, value in (
                 ("startingDay", options.starting_day),
                 ("endingDay", options.ending_day),
-                ("numPartitions", options.partitions),
+                ("numPartitions", options.num_partitions),
             )
             if value is not None
         ]

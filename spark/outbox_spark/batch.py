@@ -34,6 +34,7 @@ from outbox_spark.prepare import (
     room_of,
 )
 from outbox_spark.result import Result, refuse_recognised, say
+from outbox_spark.spark_api import interrupted_on_error
 from outbox_spark.tables import describe, plan_rows, require_noting, require_outbox
 from outbox_spark.volatile import refuse_computed_twice
 
@@ -186,17 +187,12 @@ class OutboxBatch:
     def _write(self) -> None:
         refuse_computed_twice([frame.given for frame in self._frames.frames])
         saves = self._begin()
-        tag = f"outbox-{self._token}"
-        self._spark.addTag(tag)
         try:
-            result = commit_batch(list(zip(saves, self._stage(saves), strict=True)))
+            with interrupted_on_error(self._spark):
+                result = commit_batch(list(zip(saves, self._stage(saves), strict=True)))
         except BaseException:
-            with suppress(Exception):  # what has gone wrong may be Spark itself, and is what the caller is to hear of
-                self._spark.interruptTag(tag)  # the tasks of a job that is not waited for any more
             self._give_up(saves)
             raise
-        finally:
-            self._spark.removeTag(tag)
         self.result, self.recognised = result, result.batch
         for save in saves:
             clean_after(save)

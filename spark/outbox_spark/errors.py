@@ -2,6 +2,7 @@
 
 OutboxWriteError
   OptionError          an option is unknown, missing or cannot be
+  SparkReleaseError    this release of Spark has no such feature
   TableError           a table is missing, or may not be written
   ColumnError          the DataFrame does not fit the tables
   RowError             a value that the database would refuse; its row is named
@@ -22,6 +23,10 @@ class OutboxWriteError(Exception):
 
 class OptionError(OutboxWriteError):
     """An option cannot be used; refused before any task runs."""
+
+
+class SparkReleaseError(OutboxWriteError):
+    """This release of Spark lacks what was asked for; the message names the one that has it."""
 
 
 class TableError(OutboxWriteError):

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import types as spark
 
+from outbox_spark.spark_api import TIME_TYPES
+
 INTEGER_DIGITS = {spark.ByteType: 3, spark.ShortType: 5, spark.IntegerType: 10, spark.LongType: 19}
 INTEGER_BYTES = {spark.ByteType: 1, spark.ShortType: 2, spark.IntegerType: 4, spark.LongType: 8}
 INTEGERS = {"int2": 2, "int4": 4, "int8": 8}
@@ -17,7 +19,7 @@ EXACT = {
     spark.DateType: {"date"},
     spark.TimestampType: {"timestamptz"},
     spark.TimestampNTZType: {"timestamp"},
-    spark.TimeType: {"time"},
+    **{kind: {"time"} for kind in TIME_TYPES},
     spark.BinaryType: {"bytea"},
     spark.StringType: {"text", "varchar", "bpchar", "json", "jsonb", "uuid"},
 }
@@ -103,7 +105,7 @@ def fits(data_type: spark.DataType, column: TableColumn) -> bool:
 
 def _time_fits(data_type: spark.DataType, digits: int) -> bool:
     """Whether a time has at most these digits after the point; true of any other type."""
-    return not isinstance(data_type, spark.TimeType) or bool(data_type.precision <= digits)
+    return not isinstance(data_type, TIME_TYPES) or bool(data_type.precision <= digits)
 
 
 def _digits_fit(precision: int, scale: int, column: TableColumn) -> bool:

@@ -413,7 +413,7 @@ OPTIONS = (
     Option("eventType", "event_type", READS, "rows of this event", default_is="all"),
     Option(
         "numPartitions",
-        "partitions",
+        "num_partitions",
         READS,
         "tasks for all of it, about; sent rows only",
         _whole(1, 100_000),

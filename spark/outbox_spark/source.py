@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
+from pyspark.sql.types import StructType
+
+from outbox_spark.errors import BatchError, RowError
+from outbox_spark.plan import Save, Staged
+from outbox_spark.spark_api import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     WriterCommitMessage,
+    stream_reader,
 )
-from pyspark.sql.types import StructType
-
-from outbox_spark.errors import BatchError, RowError
-from outbox_spark.plan import Save, Staged
 
 if TYPE_CHECKING:
     from outbox_spark.result import Result
@@ -63,7 +64,8 @@ class OutboxDataSource(DataSource):  # type: ignore[misc]  # mypy does not follo
         from outbox_spark.reading.plan import plan_read  # noqa: PLC0415
         from outbox_spark.reading.stream import OutboxStreamReader  # noqa: PLC0415
 
-        return OutboxStreamReader(plan_read(self.options, schema, is_stream=True))
+        read = plan_read(self.options, schema, is_stream=True)
+        return stream_reader(OutboxStreamReader(read), read.options.limits)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "OutboxStreamWriter":  # noqa: N802  # Spark's name
         """Check as `writer` does. Spark calls it twice a micro-batch: for the tasks, and for the commit."""

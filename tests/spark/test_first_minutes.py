@@ -12,6 +12,7 @@ import pytest
 
 import outbox_spark
 from outbox_spark.jobs.__main__ import JOBS, main
+from tests.spark.releases import with_sources
 from tests.spark.running import file_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,7 @@ def run_python(*arguments: str, folder: Path, path: str = os.environ["PATH"]) ->
     )
 
 
+@with_sources
 def test_workers_get_the_python_that_registers_whatever_the_path_has(tmp_path: Path) -> None:
     (tmp_path / "python3").write_text("#!/bin/sh\necho this Python has no outbox_spark >&2\nexit 1\n")
     (tmp_path / "python3").chmod(0o755)

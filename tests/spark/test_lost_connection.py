@@ -22,6 +22,7 @@ from outbox_spark.plan import Staged
 from outbox_spark.prepare import prepare
 from outbox_spark.result import Outcome
 from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save, staging_tables
+from tests.spark.releases import arrow_table
 from tests.support.eventually import eventually
 from tests.support.proxy import Act, FaultProxy, Way
 
@@ -139,7 +140,7 @@ async def test_a_database_that_does_not_answer_after_the_commit_leaves_it_unknow
     frame = invoices(spark)
     through_proxy = {name: value for name, value in through_proxy.items() if name not in BATCH}
     plan, _ = await asyncio.to_thread(prepare, through_proxy, frame.schema, overwrite=False)
-    rows = await asyncio.to_thread(lambda: frame.toArrow().to_batches())
+    rows = await asyncio.to_thread(lambda: arrow_table(frame).to_batches())
     staged = await asyncio.to_thread(load, plan, rows, partition=0, attempt=0)
     connection.execute(STOP_IN_COMMIT)
     committing = asyncio.create_task(asyncio.to_thread(commit.commit_batch, [(plan, [staged])]))
@@ -170,7 +171,7 @@ async def test_tasks_wait_for_a_database_that_is_away(
 ) -> None:
     frame = invoices(spark)
     plan, _ = await asyncio.to_thread(prepare, {**through_proxy, **manner}, frame.schema, overwrite=False)
-    rows = await asyncio.to_thread(lambda: frame.toArrow().to_batches())
+    rows = await asyncio.to_thread(lambda: arrow_table(frame).to_batches())
 
     def write() -> Staged:
         if plan.pieces is None:

@@ -27,9 +27,11 @@ from tests.spark.frames import (
     counts,
     invoices,
     one,
+    register,
     save,
     staging_tables,
 )
+from tests.spark.releases import arrow_table
 from tests.support.process import Process, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +48,7 @@ SUMS = """
 def test_tasks_that_fail_after_loading_are_tried_again_and_count_once(
     spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
 ) -> None:
-    spark.dataSource.register(faulty.FailsAfterLoading)
+    register(spark, faulty.FailsAfterLoading)
 
     save(invoices(spark), options, source="outbox-fails-after-loading")
 
@@ -57,7 +59,7 @@ def test_tasks_that_fail_after_loading_are_tried_again_and_count_once(
 def test_of_twin_attempts_the_winner_alone_counts(
     spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
 ) -> None:
-    spark.dataSource.register(faulty.HasTwins)
+    register(spark, faulty.HasTwins)
 
     save(invoices(spark), options, source="outbox-has-twins")
 
@@ -106,7 +108,7 @@ def test_without_a_name_each_save_is_a_batch_of_its_own(
 def test_two_drivers_at_one_batch_write_it_once(
     spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
 ) -> None:
-    spark.dataSource.register(faulty.MeetsTwinDriver)
+    register(spark, faulty.MeetsTwinDriver)
 
     save(invoices(spark), options, source="outbox-meets-twin-driver", **BATCH)
 
@@ -160,7 +162,7 @@ def test_a_driver_killed_in_its_commit_leaves_nothing_and_its_batch_runs_again(
 def test_a_staging_table_emptied_before_the_commit_is_noticed(
     spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
 ) -> None:
-    spark.dataSource.register(faulty.LosesStaging)
+    register(spark, faulty.LosesStaging)
 
     with pytest.raises(PySparkException) as refused:
         save(invoices(spark), options, source="outbox-loses-staging", **BATCH)
@@ -188,7 +190,7 @@ def test_rows_that_a_trigger_holds_back_fail_the_batch(
 def test_an_attempt_that_loads_while_its_save_fails_leaves_no_staging(
     spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
 ) -> None:
-    first, *rest = invoices(spark).toArrow().to_batches(10)
+    first, *rest = arrow_table(invoices(spark)).to_batches(10)
     failing, _ = prepare({**options, "batchsize": "10"}, invoices(spark).schema, overwrite=False)
     goes_on = Event()
 

@@ -14,6 +14,7 @@ from outbox_spark.pieces import write_piece
 from outbox_spark.plan import Save
 from outbox_spark.prepare import prepare
 from tests.spark.frames import counts, invoices, one, save
+from tests.spark.releases import arrow_table
 from tests.support.process import wait_for
 
 Options = dict[str, str]
@@ -36,7 +37,7 @@ def test_a_write_waits_until_the_relay_has_caught_up(
     connection.execute(PENDING)
     frame = invoices(spark, partitions=1)
     plan, _ = prepare({**options, **manner, "maxPending": "9"}, frame.schema, overwrite=False)
-    rows = frame.toArrow().to_batches()
+    rows = arrow_table(frame).to_batches()
 
     with ThreadPoolExecutor() as threads:
         writing = threads.submit(_write, plan, rows)

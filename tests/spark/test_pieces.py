@@ -24,9 +24,11 @@ from tests.spark.frames import (
     counts,
     invoices,
     one,
+    register,
     save,
     staging_tables,
 )
+from tests.spark.releases import arrow_table
 from tests.support.process import wait_for
 
 Options = dict[str, str]
@@ -123,7 +125,7 @@ def test_a_batch_begun_in_pieces_goes_on_in_these_alone(
 def test_a_batch_begun_in_pieces_while_another_driver_stages_it_is_not_written_twice(
     spark: SparkSession, options: Options, connection: psycopg.Connection
 ) -> None:
-    spark.dataSource.register(faulty.MeetsPieces)
+    register(spark, faulty.MeetsPieces)
 
     with pytest.raises(PySparkException, match="was begun in 3 pieces"):
         save(invoices(spark), options, source="outbox-meets-pieces", txnAppId="nightly", txnVersion="7")
@@ -202,7 +204,7 @@ def test_a_frame_of_another_number_of_partitions_is_never_taken_for_the_batch(
 def test_twins_at_one_piece_write_it_once(
     spark: SparkSession, options: Options, connection: psycopg.Connection
 ) -> None:
-    first, *rest = invoices(spark).toArrow().to_batches(10)
+    first, *rest = arrow_table(invoices(spark)).to_batches(10)
     plan, _ = prepare({**options, **IN_FOUR, "batchsize": "10"}, invoices(spark).schema, overwrite=False)
     pieces = plan.pieces
     assert pieces is not None
@@ -230,7 +232,7 @@ def test_twins_at_one_piece_write_it_once(
 def test_tasks_that_fail_after_they_have_committed_are_tried_again_and_count_once(
     spark: SparkSession, options: Options, connection: psycopg.Connection
 ) -> None:
-    spark.dataSource.register(faulty.FailsAfterLoading)
+    register(spark, faulty.FailsAfterLoading)
 
     save(invoices(spark), options, source="outbox-fails-after-loading", **IN_FOUR)
 

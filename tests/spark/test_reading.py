@@ -2,11 +2,12 @@
 
 import psycopg
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 import outbox_spark
 from outbox_spark.reading.columns import COLUMNS
-from tests.spark.frames import invoices, save
+from tests.spark.frames import invoices, read, save
+from tests.spark.releases import arrow_table, with_sources
 from tests.spark.sent import add_sent
 
 FIRST, SECOND = "2026-11-01", "2026-11-02"
@@ -27,10 +28,6 @@ def days(connection: psycopg.Connection) -> psycopg.Connection:
     return connection
 
 
-def read(spark: SparkSession, url: str, *, schema: str | None = None, **options: str) -> DataFrame:
-    return spark.read.format("outbox").options(url=url, **options).load(schema=schema)
-
-
 def test_a_frame_holds_every_column_of_the_sent_rows_as_the_table_does(
     spark: SparkSession, days: psycopg.Connection, options: dict[str, str], database_url: str
 ) -> None:
@@ -39,7 +36,7 @@ def test_a_frame_holds_every_column_of_the_sent_rows_as_the_table_does(
     frame = read(spark, database_url)
 
     assert frame.columns == list(COLUMNS)
-    rows = frame.toArrow().sort_by("id").to_pylist()
+    rows = arrow_table(frame).sort_by("id").to_pylist()
     assert [tuple(row.values()) for row in rows] == days.execute(EVERY_ROW, ["sent"]).fetchall()
 
 
@@ -50,7 +47,7 @@ def test_rows_of_another_state_come_with_that_state_alone(
 
     frame = read(spark, database_url, state="pending")
 
-    assert [tuple(row.values()) for row in frame.toArrow().sort_by("id").to_pylist()] == days.execute(
+    assert [tuple(row.values()) for row in arrow_table(frame).sort_by("id").to_pylist()] == days.execute(
         EVERY_ROW, ["pending"]
     ).fetchall()
 
@@ -65,6 +62,7 @@ def test_a_filter_of_one_query_is_not_kept_for_the_next(
     assert (paid.count(), frame.count()) == (10, 70)
 
 
+@with_sources
 @pytest.mark.jobs
 def test_a_frame_keeps_its_moment_and_each_query_of_a_catalog_table_has_its_own(
     spark: SparkSession, days: psycopg.Connection, database_url: str
@@ -94,12 +92,10 @@ def test_fields_of_the_payload_become_columns_and_only_named_columns_are_read(
 ) -> None:
     fields = "invoice_id STRING, amount DECIMAL(12,2), due TIMESTAMP, id BIGINT"
     by_option = read(spark, database_url, payloadSchema=fields, endingDay=FIRST)
-    named = (
-        spark.read.format("outbox").option("url", database_url).schema(f"id BIGINT, payload STRUCT<{fields}>").load()
-    )
+    named = read(spark, database_url, schema=f"id BIGINT, payload STRUCT<{fields}>")
 
     sums = by_option.selectExpr("sum(payload.amount) AS amount", "count(payload.due) AS due", "count(payload.id) AS id")
-    third = named.where("id = 3").toArrow().to_pylist()
+    third = arrow_table(named.where("id = 3")).to_pylist()
 
     expected = "SELECT sum((payload->>'amount')::numeric), count(payload), 0 FROM outbox.message WHERE sent_at < %s"
     assert sums.collect() == days.execute(expected, [f"{SECOND}Z"]).fetchall()
@@ -120,6 +116,7 @@ def test_a_decimal_is_never_rounded(spark: SparkSession, days: psycopg.Connectio
     assert "is no decimal128(12, 1) (mode FAILFAST; PERMISSIVE" in str(outbox_spark.reason(too_long.value))
 
 
+@with_sources
 def test_what_cannot_be_read_is_refused_by_name_before_any_task(spark: SparkSession, database_url: str) -> None:
     with pytest.raises(Exception, match="option") as options:
         read(

@@ -13,6 +13,8 @@ import outbox_spark
 from outbox_spark.errors import OptionError, ReadError
 from outbox_spark.reading.plan import plan_read
 from outbox_spark.reading.reader import OutboxReader
+from tests.spark.frames import read
+from tests.spark.releases import with_sources
 from tests.support.days import make_days
 
 DAY = "2026-11-01"
@@ -96,7 +98,7 @@ def test_a_field_of_the_wrong_type_and_a_payload_without_fields_are_null(
 
     rows = payloads(reader(spark, database_url, FIELDS))
 
-    assert rows == [*(NOTHING | read for _, read in PAYLOADS), NOTHING]
+    assert rows == [*(NOTHING | fields for _, fields in PAYLOADS), NOTHING]
     assert payloads(reader(spark, database_url, FIELDS, mode="permissive")) == rows
 
 
@@ -139,15 +141,15 @@ def test_a_query_has_the_payload_beside_the_fields_that_are_missing(
     spark: SparkSession, connection: psycopg.Connection, database_url: str
 ) -> None:
     add(connection, '{"amount": 1}', '"a text"')
-    options = {"url": database_url}
-    fields = spark.read.format("outbox").options(**options, payloadSchema="amount INT").load()
-    texts = spark.read.format("outbox").options(**options).load(schema="id BIGINT, payload STRING")
+    fields = read(spark, database_url, payloadSchema="amount INT")
+    texts = read(spark, database_url, schema="id BIGINT, payload STRING")
 
     faulty = fields.where("payload.amount IS NULL").select("id").join(texts, "id").collect()
 
     assert [tuple(row) for row in faulty] == [(2, '"a text"')]
 
 
+@with_sources
 @pytest.mark.drills
 def test_a_stream_takes_the_mode(
     spark: SparkSession, connection: psycopg.Connection, database_url: str, tmp_path: Path

@@ -9,14 +9,15 @@ import psycopg
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StructType, TimestampType
 
 import outbox_spark
 from outbox_spark.errors import OptionError, ReadError
 from outbox_spark.reading.plan import plan_read
 from outbox_spark.reading.stream import BEHIND, Offset, OutboxStreamReader
+from outbox_spark.spark_api import ReadAllAvailable
 from tests.spark.frames import one
+from tests.spark.releases import with_sources
 from tests.spark.sent import add_sent
 from tests.support.days import make_days
 from tests.support.process import wait_for
@@ -74,6 +75,7 @@ def offset(moment: str) -> Offset:
     return {"sentBefore": f"{moment}+00:00"}
 
 
+@with_sources
 @pytest.mark.drills
 def test_each_row_is_in_one_micro_batch_through_restarts(
     spark: SparkSession, connection: psycopg.Connection, database_url: str, tmp_path: Path
@@ -241,6 +243,7 @@ def test_days_that_are_gone_end_the_stream_unless_told_otherwise(
     assert ids(reader(failondataloss="false"), *gone) == [1, 2, 3, 4, 5]
 
 
+@with_sources
 @pytest.mark.jobs
 def test_a_database_without_an_outbox_is_told(spark: SparkSession, database_url: str, tmp_path: Path) -> None:
     with pytest.raises(PySparkException) as refused:

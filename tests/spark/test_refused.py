@@ -18,6 +18,7 @@ from outbox_spark.prepare import prepare
 from outbox_spark.reading.plan import plan_read, plan_tasks
 from outbox_spark.reading.reader import read_task
 from tests.spark.frames import counts, invoices, one, save, staging_tables
+from tests.spark.releases import with_sources
 from tests.spark.sent import add_sent
 
 Options = dict[str, str]
@@ -221,6 +222,7 @@ def test_who_may_not_write_or_read_is_told_what_to_grant(
         connection.execute("DROP OWNED BY spark_writer; DROP ROLE spark_writer")
 
 
+@with_sources
 @pytest.mark.parametrize(
     ("mode", "change", "changed", "message"),
     [

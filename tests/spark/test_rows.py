@@ -6,11 +6,11 @@ import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 import outbox_spark
 from outbox_spark.prepare import prepare
 from outbox_spark.rows import staging_rows
+from tests.spark.releases import schema_of
 
 GOOD = {
     "id": "00000000-0000-0000-0000-00000000002a",
@@ -68,5 +68,5 @@ def _rows(*changes: dict[str, Any]) -> pa.RecordBatch:
 
 def _stage(connection: psycopg.Connection, options: dict[str, str], rows: pa.RecordBatch) -> None:
     connection.execute("CREATE TABLE billing.thing (id uuid, key text, short varchar(5), ratio float8, body json)")
-    save, _ = prepare(options, StructType.fromDDL(SCHEMA), overwrite=False)
+    save, _ = prepare(options, schema_of(SCHEMA), overwrite=False)
     staging_rows(save, rows, partition=0, first=0)

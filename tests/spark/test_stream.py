@@ -15,6 +15,7 @@ from outbox_spark.ledger import enter, take_for_query
 from outbox_spark.prepare import prepare_stream
 from tests.spark.bad_row import make_bad_row_table
 from tests.spark.frames import counts, invoices, one, save, staging_tables
+from tests.spark.releases import with_sources
 
 Options = dict[str, str]
 STREAM = "invoices-stream"
@@ -30,6 +31,7 @@ def source(spark: SparkSession, tmp_path: Path) -> Path:
     return folder
 
 
+@with_sources
 def test_each_micro_batch_is_written_once_through_restarts(
     spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
 ) -> None:
@@ -53,6 +55,7 @@ def test_each_micro_batch_is_written_once_through_restarts(
     assert staging_tables(connection) == []
 
 
+@with_sources
 def test_a_micro_batch_whose_commit_failed_is_written_by_the_restart(
     spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
 ) -> None:
@@ -70,6 +73,7 @@ def test_a_micro_batch_whose_commit_failed_is_written_by_the_restart(
     assert staging_tables(connection) == []
 
 
+@with_sources
 def test_a_stream_upserts_and_a_repeated_micro_batch_makes_no_event_again(
     spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
 ) -> None:
@@ -90,6 +94,7 @@ def test_a_stream_upserts_and_a_repeated_micro_batch_makes_no_event_again(
     )
 
 
+@with_sources
 def test_a_stream_quarantines_bad_rows_once(
     spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
 ) -> None:
@@ -107,6 +112,7 @@ def test_a_stream_quarantines_bad_rows_once(
     assert one(connection, "SELECT count(*) FROM billing.bad_row WHERE app_id = 'invoices-stream'") == 10
 
 
+@with_sources
 @pytest.mark.jobs
 def test_a_new_checkpoint_under_an_old_name_is_refused(
     spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path
@@ -121,6 +127,7 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(
     assert counts(connection) == (20, 20, 1)
 
 
+@with_sources
 @pytest.mark.jobs
 def test_an_older_checkpoint_is_refused(
     spark: SparkSession, options: Options, connection: psycopg.Connection, source: Path, tmp_path: Path

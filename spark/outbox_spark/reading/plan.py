@@ -194,7 +194,7 @@ def _tasks(day: Day, read: Read, *, start: datetime | None, end: datetime, all_b
 
     The last range is open: whatever block a row of that time lies in, one task has it.
     """
-    per_task = BYTES_PER_TASK if read.options.partitions is None else all_bytes / read.options.partitions
+    per_task = BYTES_PER_TASK if read.options.num_partitions is None else all_bytes / read.options.num_partitions
     pieces = min(day.blocks, max(1, round(day.bytes / per_task)))
     for piece in range(pieces):
         first, beyond = (day.blocks * border // pieces for border in (piece, piece + 1))

@@ -9,12 +9,11 @@ from itertools import islice
 
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
-from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from outbox_spark.errors import ReadError, one_line
 from outbox_spark.reading.fields import as_fields, refuse_no_object
 from outbox_spark.reading.tasks import Read, Task
+from outbox_spark.spark_api import DataSourceReader, InputPartition, arrow_schema
 
 INSUFFICIENT_PRIVILEGE = "42501"
 
@@ -69,7 +68,7 @@ def read_task(read: Read, task: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(read: Read, task: Task) -> Iterator[pa.RecordBatch]:
-    schema = to_arrow_schema(read.schema, timezone="UTC")
+    schema = arrow_schema(read.schema)
     with (
         closing(dbapi.connect(read.info, autocommit=True)) as connection,
         closing(connection.cursor()) as cursor,

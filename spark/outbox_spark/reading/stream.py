@@ -12,13 +12,19 @@ from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from outbox_spark.errors import ReadError
 from outbox_spark.options import MAX_NUMBER
 from outbox_spark.reading.reader import read_task
 from outbox_spark.reading.tasks import Read, Task
+from outbox_spark.spark_api import (
+    DataSourceStreamReader,
+    InputPartition,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 if TYPE_CHECKING:
     from outbox_spark.reading.brake import Limits

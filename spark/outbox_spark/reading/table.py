@@ -9,13 +9,13 @@ import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 from psycopg.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from outbox_spark.connection import connect, conninfo
 from outbox_spark.errors import ReadError, TableError, one_line
 from outbox_spark.reading.plan import BYTES_PER_TASK
 from outbox_spark.reading.reader import as_planned
+from outbox_spark.spark_api import arrow_schema
 
 # The blocks of a partitioned table are those of its largest partition: a range of blocks is read in each of them.
 MEASURE = SQL("""
@@ -95,7 +95,7 @@ def read_table(
 
 def _run(spark: SparkSession, database: Database, statements: list[str], kinds: StructType) -> DataFrame:
     """Yield the rows of each statement, one a task."""
-    info, arrow = database.info, to_arrow_schema(kinds, timezone="UTC")
+    info, arrow = database.info, arrow_schema(kinds)
     begin = ["BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"]
     if database.snapshot is not None:
         begin.append(f"SET TRANSACTION SNAPSHOT '{database.snapshot}'")

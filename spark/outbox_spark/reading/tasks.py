@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from outbox_spark.asked import ReadOptions
+from outbox_spark.spark_api import InputPartition
 
 
 @dataclass(frozen=True, slots=True)
