@@ -54,19 +54,22 @@ test-jobs: setup ## test whole Spark jobs, the demo, and what takes Spark long
 
 # An environment of its own with that PySpark, and the packages of .venv behind it; java.py finds a Java that each takes.
 build/spark-%/.ready: requirements/pyspark-%.txt $(VENV)/.installed
-	$(PYTHON) -m venv --clear build/spark-$*
+	$(PYTHON) -m venv --clear --without-pip build/spark-$*
 	printf 'import site; site.addsitedir("%s")\n' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 		>"$$(build/spark-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
-	build/spark-$*/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+	$(BIN)/pip --python build/spark-$*/bin/python install --quiet --disable-pip-version-check --require-hashes --no-deps \
 		--ignore-installed --no-build-isolation --use-pep517 -r requirements/pyspark-$*.txt
 	@touch $@
 
-# Spark 3.5 leaves sockets to the garbage collector, and compares releases by what Python has given up.
-WARNINGS_3.5 := -W ignore::ResourceWarning -W "ignore:distutils Version classes"
+# Before 4.2 Spark leaves sockets to the garbage collector, and 3.5 compares releases by what Python has given up.
+SOCKETS := -W ignore::ResourceWarning
+WARNINGS_3.5 := $(SOCKETS) -W "ignore:distutils Version classes"
+WARNINGS_4.0 := $(SOCKETS)
+WARNINGS_4.1 := $(SOCKETS)
 
 test-spark: build/spark-$(SPARK)/.ready ## run the tests of Spark with another release of it: SPARK=3.5, 4.0, 4.1 or 4.2
 	@PYTHON=$(PYTHON) tests/support/packages test
-	build/spark-$(SPARK)/bin/python -m pytest $(WARNINGS_$(SPARK)) tests/spark
+	build/spark-$(SPARK)/bin/python -m pytest $(WARNINGS_$(SPARK)) --timeout 600 $(OPTIONS) tests/spark
 
 verify: ## run what .ci/run leaves out: every drill, four chaos seeds, the fuzz of the codec, the images, the extras, every release of Spark and five minutes of soak; about two hours
 	$(MAKE) drills

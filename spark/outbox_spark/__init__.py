@@ -49,8 +49,9 @@ try:
     from outbox_spark.workers import name_python
 except ModuleNotFoundError as error:
     # Where Spark is, it stays: a second PySpark would break a cluster that brings it.
-    extra = "spark" if str(error.name).startswith("pyspark") else "spark-cluster"
-    raise ImportError(f'{error.name} is not installed: pip install "outbox-relay[{extra}]"', name=error.name) from error
+    library = str(error.name).partition(".")[0]
+    extra = "spark" if library == "pyspark" else "spark-cluster"
+    raise ImportError(f'{library} is not installed: pip install "outbox-relay[{extra}]"', name=library) from error
 
 if TYPE_CHECKING:
     from outbox_spark.batch import OutboxBatch

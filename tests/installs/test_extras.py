@@ -25,6 +25,8 @@ BINARY = ("psycopg[binary]",)  # the application's own choice, as the write side
         ("write_alchemy", ["sqlalchemy"], (*BINARY, "sqlalchemy<2.1")),
         ("write_traced", ["otel"], BINARY),
         ("write_spark", ["spark"], ()),
+        ("write_spark", ["spark-cluster"], ("pyspark>=4.1,<4.2",)),
+        ("write_spark", ["spark-cluster"], ("pyspark>=3.5,<3.6",)),
         ("publish", ["publisher"], ()),
         ("consume", ["consume"], ()),
         ("consume_alchemy", ["consume", "sqlalchemy"], ("sqlalchemy<2.1",)),

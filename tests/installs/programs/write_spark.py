@@ -1,4 +1,4 @@
-"""Write a DataFrame with its events."""
+"""Write a DataFrame with its events, by the format or, on Spark 3.5, by the function."""
 
 import os
 import subprocess
@@ -9,6 +9,7 @@ import psycopg
 from pyspark.sql import SparkSession
 
 import outbox_spark
+from outbox_spark.spark_api import HAS_SOURCES
 
 url = sys.argv[1]
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -20,10 +21,14 @@ assert (Path(jobs.strip()) / "archive.py").is_file(), jobs
 with psycopg.connect(url) as connection:
     connection.execute("CREATE TABLE invoice (customer_id bigint, amount bigint)")
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-outbox_spark.register(spark)
-options = {"dbtable": "invoice", "aggregateType": "customer", "aggregateIdColumn": "customer_id"}
 invoices = spark.createDataFrame([(17, 42)], "customer_id bigint, amount bigint")
-invoices.write.format("outbox").mode("append").options(url=url, eventType="InvoiceIssued", **options).save()
+if HAS_SOURCES:
+    outbox_spark.register(spark)
+    options = {"dbtable": "invoice", "aggregateType": "customer", "aggregateIdColumn": "customer_id"}
+    invoices.write.format("outbox").mode("append").options(url=url, eventType="InvoiceIssued", **options).save()
+else:
+    names = {"dbtable": "invoice", "aggregate_type": "customer", "aggregate_id_column": "customer_id"}
+    outbox_spark.write(invoices, url=url, event_type="InvoiceIssued", **names)
 spark.stop()
 with psycopg.connect(url) as connection:
     assert connection.execute("SELECT payload ->> 'amount' FROM outbox.message").fetchone() == ("42",)
