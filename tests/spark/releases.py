@@ -3,9 +3,11 @@
 import pyarrow as pa
 import pyspark
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from outbox_spark.errors import OutboxWriteError
 from outbox_spark.spark_api import HAS_LIMITS, HAS_SOURCES, TIME_TYPES
 
 with_sources = pytest.mark.skipif(not HAS_SOURCES, reason='this Spark has no format("outbox")')
@@ -18,6 +20,9 @@ with_nanoseconds = pytest.mark.skipif(
     reason="this Spark has no TIME of more than six digits",
 )
 without_time = pytest.mark.skipif(bool(TIME_TYPES), reason="this Spark has the type TIME")
+
+# What a failed save() raises: from the driver, Spark wraps what the format raises; the function raises it as it is.
+SAVE_FAILS = PySparkException if HAS_SOURCES else (PySparkException, OutboxWriteError)
 
 
 def arrow_table(frame: DataFrame) -> pa.Table:

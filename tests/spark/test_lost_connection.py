@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import outbox_spark
@@ -22,7 +21,7 @@ from outbox_spark.plan import Staged
 from outbox_spark.prepare import prepare
 from outbox_spark.result import Outcome
 from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save, staging_tables
-from tests.spark.releases import arrow_table
+from tests.spark.releases import SAVE_FAILS, arrow_table
 from tests.support.eventually import eventually
 from tests.support.proxy import Act, FaultProxy, Way
 
@@ -117,7 +116,7 @@ async def test_a_commit_that_never_reaches_the_server_writes_nothing_and_says_to
     await _reach(saving, connection, BEFORE_COMMIT)
     proxy.cut(Act.RESET)
     proxy.release(Way.UP)
-    with pytest.raises(PySparkException) as refused:
+    with pytest.raises(SAVE_FAILS) as refused:
         await saving
 
     words = str(outbox_spark.reason(refused.value))

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import outbox_spark
@@ -14,7 +13,7 @@ from outbox_spark.pieces import write_piece
 from outbox_spark.plan import Save
 from outbox_spark.prepare import prepare
 from tests.spark.frames import counts, invoices, one, save
-from tests.spark.releases import arrow_table
+from tests.spark.releases import SAVE_FAILS, arrow_table
 from tests.support.process import wait_for
 
 Options = dict[str, str]
@@ -58,7 +57,7 @@ def test_a_relay_that_does_not_catch_up_fails_the_batch(
 ) -> None:
     connection.execute(PENDING)
 
-    with pytest.raises(PySparkException) as refused:
+    with pytest.raises(SAVE_FAILS) as refused:
         save(invoices(spark, partitions=1), options, **manner, maxPending="9", maxPendingWait="1")
 
     assert "more than 9 rows (maxPending) have been pending for 1 s" in str(outbox_spark.reason(refused.value))

@@ -8,7 +8,6 @@ from uuid import UUID
 import psycopg
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
@@ -28,7 +27,7 @@ from tests.spark.frames import (
     save,
     staging_tables,
 )
-from tests.spark.releases import arrow_table
+from tests.spark.releases import SAVE_FAILS, arrow_table
 from tests.support.process import wait_for
 
 Options = dict[str, str]
@@ -71,7 +70,7 @@ def test_what_cannot_work_by_itself_is_not_said_to_be_run_again(
     """)
 
     for how in ({}, {"atomic": "partition", "numPartitions": "4"}):
-        with pytest.raises(PySparkException) as refused:
+        with pytest.raises(SAVE_FAILS) as refused:
             save(invoices(spark), options, txnAppId=f"nightly{len(how)}", txnVersion="7", **how)
         words = str(outbox_spark.reason(refused.value))
         assert "not on Sundays" in words
@@ -83,7 +82,7 @@ def test_a_rerun_writes_only_the_pieces_that_are_missing(
 ) -> None:
     good = f.col("invoice_id")
     broken = f.when(good == "INV-60", f.concat(good, f.lit("\0"))).otherwise(good)
-    with pytest.raises(PySparkException, match="column 'invoice_id' holds a NUL character"):
+    with pytest.raises(SAVE_FAILS, match="column 'invoice_id' holds a NUL character"):
         save(invoices(spark).withColumn("invoice_id", broken), options, **IN_FOUR)
     with connection.transaction():
         # One snapshot: the other tasks may still commit their pieces.
@@ -127,7 +126,7 @@ def test_a_batch_begun_in_pieces_while_another_driver_stages_it_is_not_written_t
 ) -> None:
     register(spark, faulty.MeetsPieces)
 
-    with pytest.raises(PySparkException, match="was begun in 3 pieces"):
+    with pytest.raises(SAVE_FAILS, match="was begun in 3 pieces"):
         save(invoices(spark), options, source="outbox-meets-pieces", txnAppId="nightly", txnVersion="7")
 
     assert counts(connection) == (0, 0, 1)
@@ -151,11 +150,11 @@ def test_a_rerun_with_other_rows_but_as_many_is_refused_and_writes_nothing(
     given = {**options, **IN_FOUR, "numPartitions": "2", "dbtable": "billing.step"}
     steps = spark.range(0, 20, 1, 2)
     number = "CAST(id AS int) AS number"
-    with pytest.raises(PySparkException, match="holds a NUL character"):
+    with pytest.raises(SAVE_FAILS, match="holds a NUL character"):
         save(steps.selectExpr(r"if(id = 15, 'C\0', 'C1') AS customer_id", number), given)
     wait_for(lambda: one(connection, PIECES) == 1, "the other partition is written", 60)
 
-    with pytest.raises(PySparkException) as refused:
+    with pytest.raises(SAVE_FAILS) as refused:
         save(steps.selectExpr("'C1' AS customer_id", "CAST(19 - id AS int) AS number"), given)
 
     assert "partition 0 of batch 'nightly' version 7 was written with 10 rows, and they are not the 10" in str(
@@ -174,7 +173,7 @@ def test_a_piece_that_an_earlier_release_wrote_is_never_taken_for_the_same(
     connection.execute("DELETE FROM outbox.batch WHERE partition = -1")
     connection.execute("UPDATE outbox.batch SET row_counts = row_counts - 'checksum' WHERE partition = 0")
 
-    with pytest.raises(PySparkException, match="by an earlier release, which noted no checksum to compare its rows by"):
+    with pytest.raises(SAVE_FAILS, match="by an earlier release, which noted no checksum to compare its rows by"):
         save(frame, options, **SINGLE)
 
     assert counts(connection)[:2] == (100, 100)
@@ -195,7 +194,7 @@ def test_a_frame_of_another_number_of_partitions_is_never_taken_for_the_batch(
     spark: SparkSession, options: Options, given: Options, message: str
 ) -> None:
     for _ in range(2):
-        with pytest.raises(PySparkException) as refused:
+        with pytest.raises(SAVE_FAILS) as refused:
             save(invoices(spark), options, **given)
         assert message in str(outbox_spark.reason(refused.value))
         assert outbox_spark.committed(options["url"], "nightly", 7) is None
@@ -264,7 +263,7 @@ def test_rows_that_a_trigger_holds_back_fail_their_piece(
             FOR EACH ROW WHEN (NEW.quantity = 3) EXECUTE FUNCTION hold_back();
     """)
 
-    with pytest.raises(PySparkException, match=r"of 100 rows 80 reached billing\.invoice"):
+    with pytest.raises(SAVE_FAILS, match=r"of 100 rows 80 reached billing\.invoice"):
         save(invoices(spark, partitions=1), options, **SINGLE)
 
     assert counts(connection) == (0, 0, 1)

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import types as spark
-from pyspark.sql.pandas.types import to_arrow_schema
 
 import outbox_spark
 from outbox_spark.load import load
 from outbox_spark.pieces import write_piece
 from outbox_spark.plan import Save
 from outbox_spark.prepare import prepare
+from outbox_spark.spark_api import arrow_schema
 
 TABLE = """
     CREATE DOMAIN billing.share AS integer CHECK (value BETWEEN 0 AND 100);
@@ -84,7 +84,7 @@ def rows_with(column: str, value: Any, *, count: int = 1, place: int = 0) -> pa.
         pa.array([each[field.name] for each in rows], IN_BYTES.get(field.name, field.type)).cast(
             options=pc.CastOptions(field.type, allow_invalid_utf8=True)
         )
-        for field in to_arrow_schema(SCHEMA, timezone="UTC")
+        for field in arrow_schema(SCHEMA)
     ]
     return pa.RecordBatch.from_arrays(arrays, list(COLUMNS))
 

@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 
 from outbox_spark import OutboxBatch
 from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save
+from tests.spark.releases import with_sources
 from tests.spark.running import file_of, job_environment
 from tests.support.process import Process, free_port, wait_for
 
@@ -67,6 +68,7 @@ def test_every_job_stage_and_query_of_the_pipeline_has_the_name_of_its_step(
         assert sorted({thing.get("description") for thing in things}, key=str) == STEPS
 
 
+@with_sources
 def test_a_write_shows_the_name_that_its_user_gave_it(
     spark: SparkSession, options: dict[str, str], connection: psycopg.Connection
 ) -> None:
