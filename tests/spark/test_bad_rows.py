@@ -23,7 +23,7 @@ from outbox_spark.result import Result, say
 from tests.spark.bad_row import make_bad_row_table
 from tests.spark.frames import counts, invoices, one, save, staging_tables
 from tests.spark.one_row import ROWS
-from tests.spark.test_refused_rows import FAULTS, SCHEMA, TABLE, rows_with
+from tests.spark.refused_values import FAULTS, SCHEMA, TABLE, rows_with
 
 Options = dict[str, str]
 NAME = {"txnAppId": "nightly", "txnVersion": "7"}

@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from outbox_spark.reading.columns import COLUMNS
 from outbox_spark.reading.plan import plan_read, plan_tasks
 from outbox_spark.reading.reader import read_task
+from outbox_spark.spark_api import arrow_schema
 from tests.support.days import make_days
 
 SCHEMA = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
@@ -71,7 +71,7 @@ def read(url: str, options: dict[str, str]) -> pa.Table:
     """Return what the tasks of a read give, in this process."""
     plan = plan_read({"url": url, **options}, SCHEMA)
     batches = [batch for task in plan_tasks(plan) for batch in read_task(plan, task)]
-    return pa.Table.from_batches(batches, schema=to_arrow_schema(SCHEMA, timezone="UTC"))
+    return pa.Table.from_batches(batches, schema=arrow_schema(SCHEMA))
 
 
 def test_an_option_gives_the_rows_that_where_gives(
