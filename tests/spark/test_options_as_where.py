@@ -1,4 +1,4 @@
-"""An option of a read gives the rows that `where()` gives. Filters that Spark pushes by itself do not."""
+"""An option of a read gives the rows that `where()` gives."""
 
 import random
 from collections.abc import Iterator
@@ -6,16 +6,15 @@ from datetime import date, timedelta
 
 import psycopg
 import pyarrow as pa
-import pytest
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
 from pyspark.sql.types import StructField, StructType
 
 from outbox_spark.reading.columns import COLUMNS
 from outbox_spark.reading.plan import plan_read, plan_tasks
 from outbox_spark.reading.reader import read_task
 from outbox_spark.spark_api import arrow_schema
+from tests.spark.releases import with_sources
 from tests.support.days import make_days
 
 SCHEMA = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
@@ -74,6 +73,7 @@ def read(url: str, options: dict[str, str]) -> pa.Table:
     return pa.Table.from_batches(batches, schema=arrow_schema(SCHEMA))
 
 
+@with_sources  # 3.5 makes no DataFrame of an Arrow table
 def test_an_option_gives_the_rows_that_where_gives(
     spark: SparkSession, connection: psycopg.Connection, database_url: str
 ) -> None:
@@ -92,53 +92,3 @@ def test_an_option_gives_the_rows_that_where_gives(
         found.add(len(ids))
     assert whole.num_rows == 180
     assert len(found) > 5  # they select this and that
-
-
-class Pushing(DataSource):  # type: ignore[misc]  # mypy does not follow pyspark
-    """Five rows, of which the reader leaves out what Spark says is filtered."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "pushing"
-
-    def schema(self) -> str:
-        return "id int"
-
-    def reader(self, schema: object) -> "PushingReader":  # noqa: ARG002  # Spark's signature
-        return PushingReader()
-
-
-class PushingReader(DataSourceReader):  # type: ignore[misc]  # mypy does not follow pyspark
-    wanted: int | None = None
-
-    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  # Spark's name
-        for each in filters:
-            if isinstance(each, EqualTo):
-                self.wanted = int(each.value)
-            else:
-                yield each
-
-    def partitions(self) -> list[InputPartition]:
-        return [InputPartition(0)]
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:  # noqa: ARG002  # Spark's signature
-        return ((number,) for number in range(5) if self.wanted in (None, number))
-
-
-@pytest.mark.jobs
-def test_spark_still_keeps_a_pushed_filter_for_queries_without_one(spark: SparkSession) -> None:
-    """When this fails, Spark has mended it, and `outbox` may take filters (docs/decisions/0022-read-by-blocks.md)."""
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    try:
-        spark.dataSource.register(Pushing)
-        frame = spark.read.format("pushing").load()
-
-        filtered = [row.id for row in frame.where("id = 1").collect()]
-        of_one_query = [row.id for row in frame.where("id = 1").union(frame).collect()]
-        whole = [row.id for row in frame.collect()]
-    finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-
-    assert filtered == [1]
-    assert whole == [1]  # of five
-    assert of_one_query == [1, 1]

@@ -286,7 +286,7 @@ def test_a_batch_that_an_operator_gave_up_is_refused_in_each_way(
     connection.execute("SELECT outbox.give_up_batch('nightly', 7, 'ada', 'the input is gone')")
 
     for how in (IN_FOUR, {"txnAppId": "nightly", "txnVersion": "7"}):
-        with pytest.raises(PySparkException) as refused:
+        with pytest.raises(SAVE_FAILS) as refused:
             save(invoices(spark), options, **how)
         assert "was given up by ada at " in str(outbox_spark.reason(refused.value))
     with pytest.raises(outbox_spark.BatchError, match="the input is gone"):
