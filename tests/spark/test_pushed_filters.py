@@ -1,4 +1,4 @@
-"""Spark pushes filters into a Python data source, and keeps them for queries that have none."""
+"""Spark pushes filters into a Python data source, and keeps them for queries without a filter."""
 
 from collections.abc import Iterator
 
