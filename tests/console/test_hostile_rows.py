@@ -128,6 +128,7 @@ async def test_the_api_lists_them(settings: Settings) -> None:
     assert wrong == {}
 
 
+@pytest.mark.drills
 @pytest.mark.usefixtures("planted")
 async def test_the_api_and_the_pages_show_each_of_them(settings: Settings, database_url: str) -> None:
     details = [f"/messages/{id_}" for id_ in ids(database_url, MESSAGES)]
