@@ -5,7 +5,7 @@ once for all that is made of it. One transaction moves everything, as that of a 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal
 from uuid import uuid4
@@ -34,7 +34,7 @@ from outbox_spark.prepare import (
     room_of,
 )
 from outbox_spark.result import Result, refuse_recognised, say
-from outbox_spark.spark_api import interrupted_on_error
+from outbox_spark.spark_api import described, interrupted_on_error
 from outbox_spark.tables import describe, plan_rows, require_noting, require_outbox
 from outbox_spark.volatile import refuse_computed_twice
 
@@ -218,7 +218,7 @@ class OutboxBatch:
             computed = frame.computed(self._options.num_partitions)
             of_frame = [saves[part] for part in frame.parts]
             into = " and ".join(str(save.plan) for save in of_frame)
-            with _described(self._spark, f"batch {self._options.app_id} {self._options.version}: stage {into}"):
+            with described(self._spark, f"batch {self._options.app_id} {self._options.version}: stage {into}"):
                 for number, each in _stage(computed, of_frame):
                     staged[frame.parts[number]].append(each)
         return staged
@@ -227,20 +227,6 @@ class OutboxBatch:
         with suppress(OutboxWriteError, psycopg.Error), connect(self._info) as connection:  # else they go by age
             for save in saves:
                 drop_attempts(connection, save.staging, lock_timeout=KILLED_WITHIN)
-
-
-@contextmanager
-def _described(spark: SparkSession, words: str) -> Iterator[None]:
-    """Name the jobs of this block on Spark's web page, unless the user has; Spark Connect has no such name."""
-    context = getattr(spark, "sparkContext", None)
-    if context is None or context.getLocalProperty("spark.job.description") is not None:
-        yield
-        return
-    context.setJobDescription(words)
-    try:
-        yield
-    finally:
-        context.setJobDescription(None)
 
 
 def _stage(frame: DataFrame, saves: Sequence[Save]) -> Iterator[tuple[int, Staged]]:

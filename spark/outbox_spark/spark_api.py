@@ -108,6 +108,7 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "WriterCommitMessage",
     "arrow_schema",
+    "described",
     "interrupted_on_error",
     "require_sources",
     "stream_reader",
@@ -192,6 +193,20 @@ def interrupted_on_error(spark: SparkSession) -> Iterator[None]:
         raise
     finally:
         remove(tag)
+
+
+@contextmanager
+def described(spark: SparkSession, words: str) -> Iterator[None]:
+    """Name the jobs of this block on Spark's web page, unless the user has; Spark Connect has no such name."""
+    context = getattr(spark, "sparkContext", None)
+    if context is None or context.getLocalProperty("spark.job.description") is not None:
+        yield
+        return
+    context.setJobDescription(words)
+    try:
+        yield
+    finally:
+        context.setJobDescription(None)
 
 
 def _tagging(spark: SparkSession) -> tuple[Callable[[str], object], Callable[[str], object], Callable[[str], object]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from select import select
 from threading import Thread
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -296,6 +297,9 @@ def test_no_process_of_a_server_shows_a_secret(
     for arguments in (["run"], ["pool", "run"], ["console"]):
         variables = secrets(tmp_path, *ports) | {"RELAY_CONSOLE_LISTEN": f"127.0.0.1:{free_port()}"}
         with Command(tmp_path, **variables).start(*arguments) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            select([process.stdout, process.stderr], [], [], 60)  # a busy machine starts it slowly
             try:
                 process.wait(5)
             except subprocess.TimeoutExpired:

@@ -131,6 +131,7 @@ async def test_the_api_lists_them(settings: Settings) -> None:
 @pytest.mark.drills
 @pytest.mark.usefixtures("planted")
 async def test_the_api_and_the_pages_show_each_of_them(settings: Settings, database_url: str) -> None:
+    """Every row is hostile, in each column that a lesser role may write; no page or answer fails."""
     details = [f"/messages/{id_}" for id_ in ids(database_url, MESSAGES)]
     for noun, statement in IDS.items():
         details += [f"/api/v1/{noun}/{id_}" for id_ in ids(database_url, statement)]

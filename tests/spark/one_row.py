@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import date
 from decimal import Decimal
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from outbox_spark import source
 from tests.doors import files_that_run
 
+Row = dict[str, Any]
 ROW = {
     "invoice_id": "INV-1",
     "customer_id": "C1",
@@ -50,3 +52,16 @@ def follow_spark_row(options: Mapping[str, str]) -> set[str]:
         writer = outbox.writer(from_arrow_schema(ROWS), overwrite=False)
         writer.commit([writer.write(iter([rows]))])
     return opened
+
+
+def row(number: int, **changed: Any) -> Row:
+    """Make an invoice."""
+    made: Row = {
+        "invoice_id": f"INV-{number}",
+        "customer_id": f"C{number % 7}",
+        "issued_on": date(2026, 1, 1 + number % 28),
+        "quantity": number % 5 + 1,
+        "amount": Decimal(number),
+        "gone": False,
+    }
+    return made | changed

@@ -42,7 +42,8 @@ class Actor:
         """Begin the next step; return when it is done, or waits for a lock."""
         step = self.steps[len(self.done)]
         failed = [each for each in self.done if each.done() and each.exception()]
-        self.done.append(self.thread.submit(lambda: None if failed else step(self.connection)))
+        # A step that failed may have left locks, for which another actor waits.
+        self.done.append(self.thread.submit(lambda: self.connection.rollback() if failed else step(self.connection)))
         while not self.done[-1].done():
             if observer.execute(WAITS, [self.connection.info.backend_pid]).fetchone() == (True,):
                 return

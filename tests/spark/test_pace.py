@@ -16,8 +16,7 @@ from outbox_spark.commit import commit_batch
 from outbox_spark.load import load
 from outbox_spark.prepare import prepare
 from tests.spark.frames import invoices, one, save
-from tests.spark.one_row import ROWS
-from tests.spark.test_upserts import row
+from tests.spark.one_row import ROWS, row
 
 Options = dict[str, str]
 WAITS = """

@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from decimal import Decimal
-from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -21,12 +20,11 @@ from outbox_spark.prepare import clean_after, prepare
 from outbox_spark.result import Result
 from tests.spark import faulty
 from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save, staging_tables
-from tests.spark.one_row import ROWS
+from tests.spark.one_row import ROWS, Row, row
 from tests.support.process import wait_for
 from tests.support.roles import granted_roles
 
 Options = dict[str, str]
-Row = dict[str, Any]
 UPSERT = {"upsertKeys": "invoice_id"}
 CHANGED = {**UPSERT, "onlyChanged": "true"}
 ABSENT = {**UPSERT, "ifAbsent": "true"}
@@ -38,19 +36,6 @@ COUNTS = "SELECT row_counts - '{seconds,table}'::text[] FROM outbox.batch WHERE 
 INVOICES = "SELECT array_agg(invoice_id ORDER BY invoice_id) FROM billing.invoice"
 AMOUNTS = "SELECT jsonb_object_agg(invoice_id, amount) FROM billing.invoice"
 WITH_FLAG = ROWS.append(pa.field("gone", pa.bool_()))
-
-
-def row(number: int, **changed: Any) -> Row:
-    """Make an invoice."""
-    made: Row = {
-        "invoice_id": f"INV-{number}",
-        "customer_id": f"C{number % 7}",
-        "issued_on": date(2026, 1, 1 + number % 28),
-        "quantity": number % 5 + 1,
-        "amount": Decimal(number),
-        "gone": False,
-    }
-    return made | changed
 
 
 def write(options: Options, *partitions: list[Row], schema: pa.Schema = ROWS) -> Result:
