@@ -38,7 +38,7 @@ ALLOWED = {
     ("relay/replay/session.py", "SELECT"): BLOCKS,
     ("relay/replay/session.py", "a partition"): "waits for marks by their lock",
     ("relay/retention/kind.py", "a partition"): DAYS,
-    ("spark/outbox_spark/commit.py", "the table's name"): "inserts new rows",
+    ("spark/outbox_spark/move.py", "the table's name"): "inserts new rows",
     ("spark/outbox_spark/reading/plan.py", "a partition"): DAYS,
     ("spark/outbox_spark/reading/plan.py", "the table's name"): BLOCKS,
     ("spark/outbox_spark/reading/stream.py", "a partition"): DAYS,

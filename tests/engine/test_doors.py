@@ -5,7 +5,7 @@ from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 
 
-async def test_a_row_passes_through_twelve_files(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
+async def test_a_row_passes_through_thirteen_files(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
     async def passage() -> None:
         await outbox.insert()
         await eventually(outbox.is_empty, "the row is sent")
@@ -17,6 +17,7 @@ async def test_a_row_passes_through_twelve_files(outbox: Outbox, queue: Reader, 
     assert sorted(opened) == [
         "relay/engine/loop.py",
         "relay/engine/node.py",
+        "relay/engine/read/ahead.py",
         "relay/engine/read/positions.py",
         "relay/engine/read/tail.py",
         "relay/engine/row.py",

@@ -9,6 +9,7 @@ import pytest
 from yarl import URL
 
 from relay.config.settings import DatabaseSettings, Settings
+from relay.operate.batches import BatchState, list_batches
 from relay.operate.session import session
 from relay.operate.status import read_status
 from tests.faults.alarms import ALARMS
@@ -28,6 +29,10 @@ name = "events"
 exchange = "outbox"
 queue = "events"
 routing_key = "invoice.#"
+"""
+BEGIN_BATCH = """
+    INSERT INTO outbox.batch (app_id, version, partition, partitions, token, row_counts)
+    VALUES ('nightly-invoices', 20261121, -2, 4, gen_random_uuid(), '{}')
 """
 TAKE_LANE = "SELECT pg_advisory_lock(hashtext('outbox.lane'), 3)"
 
@@ -64,6 +69,15 @@ def alarms(node: RabbitServer) -> set[str]:
 
 async def has_lanes(site: Site, number: int) -> bool:
     return await site.value("outbox_lanes_held") == number
+
+
+async def test_a_batch_that_is_given_up_is_unfinished_no_more(operator: Operator, database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(BEGIN_BATCH)
+
+        await operator.repair("OutboxBatchUnfinished")
+
+        assert [each.state for each in list_batches(connection, "outbox", limit=9)] == [BatchState.GIVEN_UP]
 
 
 @pytest.mark.usefixtures("events")
