@@ -41,7 +41,7 @@ class Sieve:
             low, high = waiting.pop()
             if low == high:
                 continue
-            part = _part(rows, low, high)
+            part = part_of(rows, low, high)
             try:
                 yield part, first + low, staging_rows(self._save, part, partition=self._partition, first=first + low)
             except RowError as error:
@@ -57,16 +57,16 @@ class Sieve:
         rows, first, staged = part
         taken, low = 0, 0
         while low < rows.num_rows:
-            rest = _part(rows, low, rows.num_rows)
+            rest = part_of(rows, low, rows.num_rows)
             cursor.execute("SAVEPOINT part")
             try:
-                ingest(rest, first + low, _part(staged, low, rows.num_rows))
+                ingest(rest, first + low, part_of(staged, low, rows.num_rows))
                 return taken + int(rest.num_rows)
             except RowError as error:
                 cursor.execute("ROLLBACK TO SAVEPOINT part")
                 bad = low + self._put(rest, first + low, error)
             if bad > low:
-                ingest(_part(rows, low, bad), first + low, _part(staged, low, bad))
+                ingest(part_of(rows, low, bad), first + low, part_of(staged, low, bad))
             taken, low = taken + bad - low, bad + 1
         return taken
 
@@ -105,6 +105,7 @@ def _json(column: pa.Array) -> str:
     return json.dumps("cannot be read")
 
 
-def _part(rows: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:
+def part_of(rows: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:
+    """Return the rows from one place up to another."""
     # Taken, not sliced: a slice of lists still has the values of all.
     return rows if high - low == rows.num_rows else rows.take(pa.array(range(low, high)))

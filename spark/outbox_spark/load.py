@@ -9,7 +9,7 @@ from typing import TypeVar
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
-from outbox_spark.bad_rows import Sieve
+from outbox_spark.bad_rows import Sieve, part_of
 from outbox_spark.connection import connect_task
 from outbox_spark.errors import BatchError, RowError, one_line
 from outbox_spark.events import events_of
@@ -125,9 +125,8 @@ def _rows_of(save: Save, chunk: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     if event is None or event.maker is None:
         yield chunk
         return
-    # Taken, not sliced: a slice of lists still has the values of all.
     parts = (
-        chunk.take(pa.array(range(first, min(first + ROWS_PER_CALL, chunk.num_rows))))
+        part_of(chunk, first, min(first + ROWS_PER_CALL, chunk.num_rows))
         for first in range(0, chunk.num_rows, ROWS_PER_CALL)
     )
     yield from chunks_of(events_of(event.maker, parts), save.options.batchsize)
