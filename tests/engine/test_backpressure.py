@@ -99,3 +99,20 @@ async def test_a_row_that_is_refused_alone_keeps_no_others_back(
 
     assert waits == [1], "the refused repeats let no row wait"
     assert {row.id for row in publisher.confirmed} == {row.id for row in ROWS[4:]}
+
+
+async def test_rows_that_were_put_away_after_a_refusal_let_new_ones_pass(
+    full: tuple[Publisher, RecordingWire],
+) -> None:
+    """As repeats do that come back from quarantine; their address still refuses then."""
+    publisher, wire = full
+    await eventually(lambda: len(wire.open) == 1, "one is tried")
+    settle(publisher, wire, Outcome.NACKED)
+    heads, _ = publisher.queue.withdraw(lambda _: True)
+    for row in heads:
+        publisher.queue.remove_followers(row)
+
+    publisher.offer(ROWS)
+    await eventually(lambda: len(wire.open) == 1, "one is tried")
+
+    assert wire.open[0].id not in {row.id for row in wire.sent[:-1]}

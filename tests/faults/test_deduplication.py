@@ -10,6 +10,7 @@ from yarl import URL
 
 from relay.config.settings import Settings, WireKind
 from relay.engine.row import Outcome
+from relay.engine.send import refusals
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import to_hosts
 from tests.support.deduplicating import DeduplicatingProxy
@@ -52,7 +53,9 @@ async def test_new_rows_pass_the_nacked_repeats_of_a_cut(
     run_node: RunNode,
     proxy: DeduplicatingProxy,
     wire: WireKind,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(refusals, "LASTING_AFTER", 60.0)
     full: FieldTable = {"x-max-length": 0, "x-overflow": "reject-publish"}
     await channel.declare_queue(proxy.repeats, durable=True, arguments=full)
     stored = [await outbox.insert(f"stored-{n}") for n in range(50)]
@@ -69,6 +72,29 @@ async def test_new_rows_pass_the_nacked_repeats_of_a_cut(
         await eventually(outbox.is_at_rest, "the queue has forgotten the repeats")
 
     assert await outbox.ids("sent") == stored + new
+
+
+async def test_new_rows_pass_the_nacked_repeats_that_come_back_from_quarantine(
+    outbox: Outbox,
+    channel: AbstractChannel,
+    queue: Reader,
+    settings: Settings,
+    run_node: RunNode,
+    proxy: DeduplicatingProxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No row is taken for long, so the route is in quarantine when the first new row comes."""
+    monkeypatch.setattr(refusals, "LASTING_AFTER", 1.0)
+    full: FieldTable = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    await channel.declare_queue(proxy.repeats, durable=True, arguments=full)
+    stored = [await outbox.insert(f"stored-{n}") for n in range(50)]
+    proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
+
+    async with run_node(to_hosts(settings, proxy)):
+        await eventually(outbox.quarantined_routes, "the route is in quarantine")
+        new = [await outbox.insert(f"new-{n}") for n in range(50)]
+        messages = await queue.drain_different(100)
+        assert sorted({int(str(message.headers["x-outbox-id"])) for message in messages}) == stored + new
 
 
 async def test_a_route_works_although_its_first_row_was_sent_by_an_earlier_relay(

@@ -323,6 +323,8 @@ class SendQueue:
         self._in_flight_keys: dict[Key, list[Row] | None] = {}
         self._resends = ResendTimer(self._due)
         self._nacks: dict[int, int] = {}  # id -> times
+        # Ids of rows that were refused and then put away, the oldest first. They may be repeats, so new rows pass them.
+        self._nacked: dict[int, None] = {}
         self.checks = ExchangeChecks(self._checked)
         self.backpressure = Backpressure(max_in_flight, by_key=self._by_key, on_due=on_ready)
         self.alone: set[int] = set()
@@ -393,7 +395,8 @@ class SendQueue:
             if self.checks.is_on and not self.checks.lets_go(row, prober):
                 continue
             address = prober.router.address(row)
-            if self.backpressure.lets_go(row, address, was_refused=row.id in self._nacks):
+            was_refused = row.id in self._nacks or row.id in self._nacked
+            if self.backpressure.lets_go(row, address, was_refused=was_refused):
                 taken.append(row)
         return taken
 
@@ -451,9 +454,10 @@ class SendQueue:
                     # To the front: otherwise a long queue behind one key would finish last, one row at a time.
                     ready.appendleft(waiting.pop(0))
                     keys[key] = waiting or None
-        if self._nacks:
+        if self._nacks or self._nacked:
             for row in rows:
                 self._nacks.pop(row.id, None)
+                self._nacked.pop(row.id, None)
 
     def put_off(self, row: Row) -> list[Row]:
         """Put off a faulty row: return the rows that wait behind it, or let its key go on and return no rows."""
@@ -502,9 +506,12 @@ class SendQueue:
         ids = {row.id for row in rows}
         self.suspects.forget(ids)
         self.alone -= ids
-        if self._nacks:
-            for id_ in ids:
-                self._nacks.pop(id_, None)
+        for id_ in ids & self._nacks.keys():
+            del self._nacks[id_]
+            if self._by_key:  # otherwise a row might pass an earlier one of its key
+                self._nacked[id_] = None
+        while len(self._nacked) > REMEMBERED:
+            del self._nacked[next(iter(self._nacked))]
         return rows
 
     def drop_unsent(self) -> None:
@@ -521,6 +528,7 @@ class SendQueue:
         self._in_flight_keys.clear()
         self.suspects.clear()
         self._nacks.clear()
+        self._nacked.clear()
 
     def _due(self, rows: list[Row]) -> None:
         self.ready.extend(rows)
