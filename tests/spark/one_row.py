@@ -11,7 +11,6 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from outbox_spark import source
-from tests.doors import files_that_run
 
 Row = dict[str, Any]
 ROW = {
@@ -43,15 +42,14 @@ def billing_options(url: str) -> dict[str, str]:
     }
 
 
-def follow_spark_row(options: Mapping[str, str]) -> set[str]:
-    """Return the files of outbox_spark that run from the writer of a row of billing.invoice to its commit."""
+def write_one_row(options: Mapping[str, str], number: int) -> None:
+    """Write a row of billing.invoice, as Spark does."""
     task = SimpleNamespace(get=lambda: SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 0))
-    rows = pa.RecordBatch.from_pylist([ROW], ROWS)
+    rows = pa.RecordBatch.from_pylist([{**ROW, "invoice_id": f"INV-{number}"}], ROWS)
     outbox = source.OutboxDataSource({name.lower(): value for name, value in options.items()})
-    with patch.object(source, "TaskContext", task), files_that_run("spark/outbox_spark") as opened:
+    with patch.object(source, "TaskContext", task):
         writer = outbox.writer(from_arrow_schema(ROWS), overwrite=False)
         writer.commit([writer.write(iter([rows]))])
-    return opened
 
 
 def row(number: int, **changed: Any) -> Row:
