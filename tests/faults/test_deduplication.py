@@ -90,8 +90,11 @@ async def test_new_rows_pass_the_nacked_repeats_that_come_back_from_quarantine(
     stored = [await outbox.insert(f"stored-{n}") for n in range(50)]
     proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
 
+    async def is_quarantined() -> bool:
+        return bool(await outbox.quarantined_routes())
+
     async with run_node(to_hosts(settings, proxy)):
-        await eventually(outbox.quarantined_routes, "the route is in quarantine")
+        await eventually(is_quarantined, "the route is in quarantine")
         new = [await outbox.insert(f"new-{n}") for n in range(50)]
         messages = await queue.drain_different(100)
         assert sorted({int(str(message.headers["x-outbox-id"])) for message in messages}) == stored + new

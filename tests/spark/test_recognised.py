@@ -12,7 +12,7 @@ from outbox_spark import OutboxBatch
 from outbox_spark.prepare import prepare, prepare_stream
 from outbox_spark.source import OutboxWriter
 from tests.spark.frames import counts, invoices
-from tests.spark.one_row import ROWS, follow_spark_row
+from tests.spark.one_row import ROWS, write_one_row
 
 Options = dict[str, str]
 NAME = {"txnAppId": "nightly", "txnVersion": "7"}
@@ -26,7 +26,7 @@ def test_a_save_says_whether_it_wrote_or_recognised_its_batch(
     caplog.set_level(logging.INFO, "outbox_spark")
 
     for _ in range(2):
-        follow_spark_row({**options, **NAME, **how})
+        write_one_row({**options, **NAME, **how}, 1)
 
     written, recognised = caplog.records
     assert written.getMessage() == "outbox: batch 'nightly' version 7 written: 1 rows, 1 events"
@@ -37,7 +37,7 @@ def test_a_recognised_batch_fails_where_that_is_asked(options: Options, connecti
     for how in ({}, {"singleTask": "true"}):
         given = {**options, **FAIL, "txnAppId": f"nightly{len(how)}"}
         connection.execute("DELETE FROM billing.invoice")
-        follow_spark_row({**given, **how})
+        write_one_row({**given, **how}, 1)
         with pytest.raises(outbox_spark.BatchError) as refused:
             prepare({**given, **how}, from_arrow_schema(ROWS), overwrite=False)
         assert "version 7 recognised: 1 rows, 1 events, in the ledger before this run, and onRecognised is fail" in str(
@@ -49,7 +49,7 @@ def test_a_batch_that_another_driver_wrote_meanwhile_fails_where_that_is_asked(
     options: Options, connection: psycopg.Connection
 ) -> None:
     late, _ = prepare({**options, **FAIL}, from_arrow_schema(ROWS), overwrite=False)
-    follow_spark_row({**options, **NAME})
+    write_one_row({**options, **NAME}, 1)
 
     with pytest.raises(outbox_spark.BatchError, match="in the ledger before this run, and onRecognised is fail"):
         OutboxWriter(late, is_recognised=False).commit([])

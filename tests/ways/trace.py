@@ -1,7 +1,7 @@
 """Which files a reader opens on a way: those that run in each passage, and those of the names that they use then.
 
-A line that runs may call a function of another file, render a template, use a statement of SQL, a class of data or a
-compiled function. Each of these files counts. An import alone does not.
+A line that runs may call a function of another file or render a template. It may use a statement of SQL, a class of
+data or a compiled function. Each of these files counts. An import alone does not.
 """
 
 import ast
