@@ -24,7 +24,7 @@ from bench.frame.run import Bench, Column, CountOrNone, Figures, Positive, main
 from bench.frame.servers import new_database
 from relay.config.settings import DatabaseSettings
 from relay.errors import leaves
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.faults.checker import Findings, Invariant, Verdict, invalid, report
 from tests.faults.load import Load, under_load
 from tests.support.cluster import Cluster, why_not

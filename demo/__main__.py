@@ -22,7 +22,7 @@ from demo.report import Report
 from demo.servers import BROKER_URL, DATABASE_URL, PLACE, one_demo_at_a_time, servers, start_over
 from relay.config.loading import load
 from relay.errors import BrokerUnavailableError, DatabaseUnavailableError, OutboxError
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.support.process import ServerError
 from tests.support.purchases import purchases
 

@@ -16,7 +16,7 @@ from demo.report import Report
 from demo.servers import PLACE, one_demo_at_a_time, servers
 from relay.config.loading import load
 from relay.errors import OutboxError
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.support.process import ServerError
 
 RELAY = Path(sys.executable).with_name("relay")

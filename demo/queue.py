@@ -5,8 +5,8 @@ import asyncio
 import aio_pika
 from aio_pika.exceptions import ChannelNotFoundEntity
 
-from relay.broker.connection import connect
 from relay.config.settings import BrokerSettings
+from relay.servers.rabbitmq.connection import connect
 
 QUEUE = "billing.invoices"
 BINDING = "*.InvoiceIssued"  # the relay's routing keys are <aggregate_type>.<event_type>

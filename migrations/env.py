@@ -4,7 +4,7 @@ from functools import partial
 
 from alembic import context
 
-from relay.operate.migrate import VERSION_TABLE, note_oldest_release, settings_of
+from relay.operate.schema.migrate import VERSION_TABLE, note_oldest_release, settings_of
 
 config = context.config
 schema, connect = settings_of(config)

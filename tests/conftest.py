@@ -20,7 +20,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
-from relay.scrub import Known
+from relay.runtime.scrub import Known
 from tests.support import postgres as postgres_programs
 from tests.support.given import given_postgres, given_rabbitmq
 from tests.support.java import java_home
@@ -82,7 +82,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpar
 @pytest.fixture(autouse=True)
 def _forgotten_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide no password of one test in another test's output."""
-    monkeypatch.setattr("relay.scrub._known", Known())
+    monkeypatch.setattr("relay.runtime.scrub._known", Known())
 
 
 @pytest.fixture(autouse=True)

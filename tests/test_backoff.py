@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from relay.backoff import Stopping, unless_stopping
+from relay.runtime.backoff import Stopping, unless_stopping
 
 
 async def test_work_that_ends_before_a_stop_gives_its_result() -> None:

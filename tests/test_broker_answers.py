@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from relay.broker.connection import answer_within
+from relay.servers.rabbitmq.connection import answer_within
 
 
 async def test_a_cancellation_by_the_library_is_a_lost_connection() -> None:

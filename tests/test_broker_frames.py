@@ -8,7 +8,7 @@ import pytest
 from aiormq.exceptions import InvalidFrameError
 from pamqp.commands import Channel, Connection
 
-from relay.broker.frames import FrameReader
+from relay.servers.rabbitmq.frames import FrameReader
 
 
 def method_frame(payload: bytes) -> bytes:

@@ -10,11 +10,11 @@ import pytest
 from pydantic import SecretStr
 from yarl import URL
 
-from relay.broker import hosts as broker_hosts
-from relay.broker.connection import connect
-from relay.broker.hosts import Host, addresses, in_turn, is_listed
 from relay.config.settings import BrokerSettings
 from relay.errors import BrokerUnavailableError
+from relay.servers.rabbitmq import hosts as broker_hosts
+from relay.servers.rabbitmq.connection import connect
+from relay.servers.rabbitmq.hosts import Host, addresses, in_turn, is_listed
 from tests.support.names import Names, resolving
 from tests.support.process import free_port
 from tests.support.proxy import FaultProxy

@@ -2,9 +2,9 @@
 
 import pytest
 
-from relay.broker.connection import connect, open_channel
-from relay.broker.frames import MOST_CHANNELS, Underlay
 from relay.config.settings import BrokerSettings
+from relay.servers.rabbitmq.connection import connect, open_channel
+from relay.servers.rabbitmq.frames import MOST_CHANNELS, Underlay
 
 
 async def test_numbers_go_up_and_begin_again_where_the_broker_allows_no_more(broker: BrokerSettings) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from relay.broker.connection import connect, open_channel
 from relay.config.settings import BrokerSettings
+from relay.servers.rabbitmq.connection import connect, open_channel
 
 
 async def test_a_cancel_that_the_library_swallows_while_a_channel_opens_is_raised(

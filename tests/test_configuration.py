@@ -11,7 +11,7 @@ from relay.config.loading import FILE_SUFFIX, KUBERNETES, OTHER_VARIABLES, load
 from relay.config.settings import Ordering, Settings
 from relay.errors import ConfigurationError
 from relay.operate.reference import UNFIXED_EXAMPLES
-from relay.scrub import redacted
+from relay.runtime.scrub import redacted
 from tests.support.pipes import piped
 
 Write = Callable[[str], Path]

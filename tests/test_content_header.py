@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.broker.content_header import DEEPEST, UNDECODABLE, decode_header
+from relay.servers.rabbitmq.content_header import DEEPEST, UNDECODABLE, decode_header
 from tests.support.raw_client import entry, long, properties
 
 seconds = st.integers(0, 2**32 - 1).map(lambda at: datetime.fromtimestamp(at, UTC))

@@ -5,7 +5,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings
-from relay.database import Host, conninfo
+from relay.servers.postgres.database import Host, conninfo
 
 
 @pytest.mark.parametrize(

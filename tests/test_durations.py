@@ -13,7 +13,7 @@ from relay.config.loading import load
 from relay.config.settings import days_kept
 from relay.config.topology import Queue
 from relay.errors import ConfigurationError
-from relay.replay.moment import parse_length
+from relay.operate.sent.moment import parse_length
 from tests.cli.command import Command
 
 

@@ -9,10 +9,10 @@ from relay.config.settings import Settings
 from relay.console.database import Database
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.database import connect, connect_async
 from relay.engine.session.session import LaneSession
-from relay.operate.migrate import sqlalchemy_engine
+from relay.operate.schema.migrate import sqlalchemy_engine
 from relay.operate.session import session
+from relay.servers.postgres.database import connect, connect_async
 
 SHOW = "SHOW transaction_isolation"
 

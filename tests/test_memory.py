@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.memory import LEAST_WINDOW, MIB, MOST_WINDOW, memory_limit, needed, window_within
+from relay.runtime.memory import LEAST_WINDOW, MIB, MOST_WINDOW, memory_limit, needed, window_within
 
 V1 = "40 25 0:30 {root} /sys/fs/cgroup/memory rw,nosuid shared:9 - cgroup cgroup rw,memory\n"
 UNIFIED = "29 25 0:26 {root} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"

@@ -8,13 +8,13 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from structlog.testing import capture_logs
 
-from relay.broker.hosts import broker_urls
 from relay.config.loading import load
 from relay.config.secret import SecretFile, SecretSource
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.config.urls import amqp_urls, libpq_parameters
-from relay.database import conninfo
-from relay.scrub import redacted, remember, remember_url, scrub
+from relay.runtime.scrub import redacted, remember, remember_url, scrub
+from relay.servers.postgres.database import conninfo
+from relay.servers.rabbitmq.hosts import broker_urls
 from tests.support.pipes import piped
 
 USABLE = "postgresql://u:first@h/d"

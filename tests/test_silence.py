@@ -1,6 +1,6 @@
 """Who counts as silent, and when waiting messages count as stalled."""
 
-from relay.silence import Silence, StallTimer
+from relay.runtime.silence import Silence, StallTimer
 
 
 def test_who_gives_no_heartbeat_is_silent_after_the_time_out() -> None:

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from relay.stopping import at_signals
+from relay.runtime.stopping import at_signals
 
 
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL])

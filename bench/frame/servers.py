@@ -16,7 +16,7 @@ from bench.frame.error import BenchmarkError
 from bench.frame.processes import CpuMeter, wait_idle
 from bench.frame.queue import bind_queue
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.support.folders import temporary_folder
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitServer

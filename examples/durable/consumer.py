@@ -9,13 +9,13 @@ import asyncio
 import psycopg
 import structlog
 
-from relay.backoff import backoff
 from relay.config.loading import load
 from relay.config.settings import Settings
 from relay.consume import Consumer, Inbox, Message, on
-from relay.database import connect_async
 from relay.errors import BrokerUnavailableError, DatabaseUnavailableError
 from relay.observe.log import set_up
+from relay.runtime.backoff import backoff
+from relay.servers.postgres.database import connect_async
 
 log = structlog.get_logger("examples.durable")
 

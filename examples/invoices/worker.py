@@ -14,13 +14,13 @@ import structlog
 from cyclopts import App
 from pydantic import BaseModel, Field
 
-from relay.backoff import backoff
 from relay.config.loading import load
 from relay.config.settings import Settings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.errors import BrokerUnavailableError, DatabaseUnavailableError
-from relay.http.consumer import answering_for
 from relay.observe.log import set_up
+from relay.probes.consumer import answering_for
+from relay.runtime.backoff import backoff
 
 QUEUE = "billing.invoices"
 

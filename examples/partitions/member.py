@@ -22,9 +22,9 @@ from relay.config.loading import load
 from relay.config.settings import DatabaseSettings
 from relay.consume import Inbox, Message, Permanent, on
 from relay.consume.pool import Partition, PartitionedConsumer, PoolPolicy
-from relay.database import connect_async
-from relay.http.consumer import answering_for
 from relay.observe.log import set_up
+from relay.probes.consumer import answering_for
+from relay.servers.postgres.database import connect_async
 
 LOAD = "SELECT customer_id, invoices, amount FROM billing.customer_total WHERE partition = %s"
 SAVE = """

@@ -267,7 +267,7 @@ BEGIN
     END IF;
     FOR attempt IN REVERSE 10 .. 1 LOOP
         BEGIN
-            -- Making a replay takes it shared (relay/replay/job.py): it comes before this, and keeps the day, or
+            -- Making a replay takes it shared (relay/operate/sent/job.py): it comes before this, and keeps the day, or
             -- after, and is then told from which day on there are rows.
             PERFORM pg_advisory_xact_lock(hashtextextended('{schema}.replay and retention', 0));
             kept_by := {schema}.sent_day_needed(day, rows, archived);

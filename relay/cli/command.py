@@ -24,7 +24,7 @@ from relay.errors import (
     importing,
     leaves,
 )
-from relay.scrub import remember_url
+from relay.runtime.scrub import remember_url
 
 SHOW = "(`relay config show` tells where it was found)"
 REMEDIES: dict[type[UnavailableError], str] = {

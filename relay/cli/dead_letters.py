@@ -21,13 +21,13 @@ from relay.cli.printing import aside, counted, print_json, print_pairs, print_ta
 from relay.jobs.job import NO_CAUTION, Caution
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable, utc
-from relay.operate.dead_letters.audit import Entry
-from relay.operate.dead_letters.change import queues_of
-from relay.operate.dead_letters.document import json_of
-from relay.operate.dead_letters.export import export, written_whole
-from relay.operate.dead_letters.letter import Letter, Selection
+from relay.operate.letters.audit import Entry
+from relay.operate.letters.change import queues_of
+from relay.operate.letters.document import json_of
+from relay.operate.letters.export import export, written_whole
+from relay.operate.letters.letter import Letter, Selection
+from relay.operate.sent.moment import parse_interval
 from relay.operations.operations import Operations
-from relay.replay.moment import parse_interval
 
 MOST_LISTED = 100  # unless --limit says otherwise
 PREVIEW = 1000  # bytes of a body that is not JSON

@@ -12,9 +12,9 @@ from relay.cli.exit_code import ExitCode
 from relay.cli.operations import RemoteOptions
 from relay.cli.options import Output
 from relay.cli.printing import print_json, print_lines, say
-from relay.doctor.finding import Finding, Verdict, summary, worst
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable
+from relay.operate.doctor.finding import Finding, Verdict, summary, worst
 
 MARKS = {
     Verdict.OK: ("ok", "green"),

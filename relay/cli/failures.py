@@ -5,19 +5,19 @@ from typing import Annotated
 
 from cyclopts import App, Parameter, validators
 
-from relay.bounded_values import bound_values
 from relay.cli.exit_code import ExitCode
 from relay.cli.job_runs import warn_of_returns
 from relay.cli.operations import RemoteOptions
 from relay.cli.options import InboxOptions, Output
 from relay.cli.printing import aside, print_json, print_pairs, print_table
 from relay.config.settings import Settings
-from relay.database import connect
 from relay.errors import UsageError
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
 from relay.operate.failures import Group, Where, by_weight, list_held_groups, read_group
 from relay.operate.session import in_words, limit_statements
+from relay.servers.postgres.bounded_values import bound_values
+from relay.servers.postgres.database import connect
 
 LIST_COLUMNS = (
     "group", "source", "count", "event", "place", "first", "last", "keys held", "retried", "cause",

@@ -4,16 +4,16 @@ from typing import Annotated
 
 from cyclopts import App, Parameter, validators
 
-from relay.bounded_values import bound_values
 from relay.cli.consent import Audit
 from relay.cli.exit_code import ExitCode
 from relay.cli.operations import RemoteDatabaseOptions
 from relay.cli.options import DatabaseOptions, FailureGroup, InboxOptions, Output, check_choice
 from relay.cli.printing import counted, print_json, print_table, say
-from relay.database import connect
 from relay.observe.printable import utc
 from relay.operate.held import HeldMessage, list_held
 from relay.operate.session import in_words, limit_statements
+from relay.servers.postgres.bounded_values import bound_values
+from relay.servers.postgres.database import connect
 
 app = App(name="held", help="See the messages that consumers hold, and let them be tried now.")
 

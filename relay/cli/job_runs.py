@@ -17,17 +17,17 @@ from relay.cli.options import Output
 from relay.cli.printing import aside, complain, counted, print_json, say
 from relay.cli.progress import Seen, shown_progress
 from relay.config.settings import LogSettings, Settings
-from relay.database import refuse_pooler
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution, Job, Kind, Source
 from relay.logger import get_logger
-from relay.operate.dead_letters.audit import Entry
-from relay.operate.dead_letters.change import Done as LettersDone
-from relay.operate.dead_letters.change import Show as ShowLetters
-from relay.operate.dead_letters.job import done_by_console, entry_of, run_letters
-from relay.operate.dead_letters.read import list_command
-from relay.replay.run import Progress, RunEnd
-from relay.replay.serve import serve
+from relay.operate.letters.audit import Entry
+from relay.operate.letters.change import Done as LettersDone
+from relay.operate.letters.change import Show as ShowLetters
+from relay.operate.letters.job import done_by_console, entry_of, run_letters
+from relay.operate.letters.read import list_command
+from relay.operate.sent.run import Progress, RunEnd
+from relay.operate.sent.serve import serve
+from relay.servers.postgres.database import refuse_pooler
 
 log = get_logger(__name__)
 

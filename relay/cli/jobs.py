@@ -23,7 +23,7 @@ from relay.errors import UsageError
 from relay.jobs.job import Job, Kind, Source, cancellable, resume_job
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
-from relay.operate.release import run_rows
+from relay.operate.parked.change import run_rows
 from relay.operate.session import session
 
 BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it

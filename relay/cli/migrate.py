@@ -12,14 +12,14 @@ from relay.cli.exit_code import ExitCode
 from relay.cli.options import DatabaseOptions, Seconds
 from relay.cli.printing import aside, print_table, say
 from relay.config.settings import DatabaseSettings, Settings
-from relay.database import login_of, refuse_pooler
 from relay.errors import UsageError
 from relay.logger import get_logger
 from relay.observe.log import set_up
-from relay.operate import migrate as operate
-from relay.operate.downgrade import preview
-from relay.operate.lock_wait import LOCK_TIMEOUT, WAIT, LockLimits
+from relay.operate.schema import migrate as operate
+from relay.operate.schema.downgrade import preview
+from relay.operate.schema.lock_wait import LOCK_TIMEOUT, WAIT, LockLimits
 from relay.operate.session import session
+from relay.servers.postgres.database import login_of, refuse_pooler
 
 log = get_logger(__name__)
 POSITIVE = validators.Number(gt=0, lte=86_400)

@@ -24,9 +24,9 @@ from relay.cli.options import DryRun, FailureGroup, MessageFilters, Output, chec
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
 from relay.jobs.job import Caution, Kind
 from relay.observe.printable import utc
-from relay.operate.parked import ARCHIVED, PARKED, Parked, ParkedMessage, Selection
-from relay.operate.release import Done
-from relay.operate.whereabouts import row_ids
+from relay.operate.messages.whereabouts import row_ids
+from relay.operate.parked.change import Done
+from relay.operate.parked.read import ARCHIVED, PARKED, Parked, ParkedMessage, Selection
 from relay.operations.operations import Operations
 
 LIST_COLUMNS = (

@@ -17,7 +17,7 @@ from relay.observe import log
 from relay.observe.printable import printable, utc
 from relay.operate.pool import MemberStatus, PartitionStatus, PoolsStatus, PoolStatus
 from relay.operate.session import session
-from relay.stopping import stopped_by_signals
+from relay.runtime.stopping import stopped_by_signals
 
 MEMBER_COLUMNS = ("member", "partitions", "in hand", "last check-in", "")
 PARTITION_COLUMNS = ("partition", "epoch", "member", "wanted by", "since", "ready")

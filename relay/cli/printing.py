@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from relay.observe.printable import printable, printable_json, printable_lines
-from relay.scrub import scrub
+from relay.runtime.scrub import scrub
 
 if TYPE_CHECKING:
     from rich.table import Table

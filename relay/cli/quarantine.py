@@ -15,9 +15,9 @@ from relay.cli.options import DryRun, FailureGroup, Output, check_address
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
 from relay.errors import UsageError
 from relay.observe.printable import utc
-from relay.operate.quarantine import Changed, RouteStatus, WaitingRow
-from relay.operate.release import Done
-from relay.operate.whereabouts import RowId, row_ids
+from relay.operate.messages.whereabouts import RowId, row_ids
+from relay.operate.parked.change import Done
+from relay.operate.routes.quarantine import Changed, RouteStatus, WaitingRow
 from relay.operations.operations import Operations
 
 LIST_COLUMNS = (

@@ -18,7 +18,7 @@ from relay.operate.reconcile.ask import Asked, ask
 from relay.operate.reconcile.inbox import FLAG, OWN
 from relay.operate.reconcile.report import Report
 from relay.operate.reconcile.run import Show
-from relay.scrub import redacted
+from relay.runtime.scrub import redacted
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 STATES = ("sent", "pending", "quarantined", "parked", "held", "archived", "discarded")

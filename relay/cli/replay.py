@@ -23,13 +23,13 @@ from relay.cli.options import (
 from relay.cli.printing import aside, print_json, print_table, say
 from relay.errors import UsageError
 from relay.jobs.job import Caution
+from relay.operate.sent.selection import Filter, now
+from relay.operate.sent.serve import order_replay
+from relay.operate.sent.target import Target as Address
+from relay.operate.sent.target import Trace, check_target
 from relay.operate.session import session
 from relay.operations.left_out import left_out
 from relay.operations.results import ReplayPreview
-from relay.replay.selection import Filter, now
-from relay.replay.serve import order_replay
-from relay.replay.target import Target as Address
-from relay.replay.target import Trace, check_target
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 

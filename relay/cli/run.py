@@ -9,14 +9,14 @@ import uvloop
 from relay.cli.options import Options
 from relay.config.settings import Settings
 from relay.consume.pool.candidate import candidate_beside
-from relay.database import refuse_pooler
-from relay.doctor.start import warning
 from relay.engine.node import Node, serve
 from relay.errors import DatabaseUnavailableError
-from relay.http.node import answering_for
 from relay.observe import log, tracing
+from relay.operate.doctor.start import warning
 from relay.operate.session import session
-from relay.stopping import ending_in_time
+from relay.probes.node import answering_for
+from relay.runtime.stopping import ending_in_time
+from relay.servers.postgres.database import refuse_pooler
 
 
 def run(*, options: Options = Options()) -> int:

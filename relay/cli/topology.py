@@ -5,8 +5,6 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from relay.broker import topology
-from relay.broker.topology import Declared, Standing, Thing
 from relay.cli.exit_code import ExitCode, exit_code
 from relay.cli.options import BrokerOptions, Output
 from relay.cli.printing import Row, complain, print_json, print_table
@@ -15,6 +13,8 @@ from relay.config.settings import Settings
 from relay.config.topology import Binding
 from relay.observe.log import keep_libraries_quiet
 from relay.operate.definitions import definitions
+from relay.servers.rabbitmq import topology
+from relay.servers.rabbitmq.topology import Declared, Standing, Thing
 
 app = App(name="topology", help="The exchanges, queues and bindings that relay.toml lists.")
 

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from relay.config.sections import Section, Takes
 from relay.config.settings import Settings
-from relay.scrub import redacted, scrub
+from relay.runtime.scrub import redacted, scrub
 
 UNFIXED_DEFAULTS = {
     "database.url": "required",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.errors import ConfigurationError, importing
-from relay.scrub import redacted
+from relay.runtime.scrub import redacted
 
 with importing("relay"):
     from pydantic import ValidationError

@@ -18,8 +18,8 @@ from relay.config.sections import Section, ShortString, Takes, short
 from relay.config.topology import TopologySettings
 from relay.config.urls import amqp_urls, libpq_parameters
 from relay.errors import ConfigurationError, importing
-from relay.memory import memory_limit, window_within
-from relay.scrub import remember
+from relay.runtime.memory import memory_limit, window_within
+from relay.runtime.scrub import remember
 
 with importing("publisher"):
     from pydantic import (

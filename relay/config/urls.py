@@ -10,8 +10,8 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 from yarl import URL
 
-from relay.broker.tls import require_known_parameters
-from relay.scrub import remember, remember_url
+from relay.config.tls import require_known_parameters
+from relay.runtime.scrub import remember, remember_url
 
 ENCODE = (
     "in a user or password write %25 for %, %40 for @, %3A for :, %2F for /, %3F for ?, %23 for #, %5B for [,"

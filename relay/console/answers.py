@@ -25,7 +25,7 @@ from relay.errors import (
     UsageError,
 )
 from relay.logger import get_logger
-from relay.scrub import scrub
+from relay.runtime.scrub import scrub
 
 log = get_logger(__name__)
 

@@ -47,8 +47,8 @@ from relay.console.runner import Runner
 from relay.console.sampler import Sampler
 from relay.console.templates import STATIC
 from relay.errors import OutboxError
-from relay.http.cached_answer import CachedAnswer
-from relay.operate.route_map import read_route_map
+from relay.operate.routes.map import read_route_map
+from relay.probes.cached_answer import CachedAnswer
 
 ROUTE_MAP_PATIENCE = 0.2  # seconds that a page waits for the broker; then it shows what was seen before
 

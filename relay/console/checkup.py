@@ -9,9 +9,9 @@ from pathlib import Path
 from starlette.concurrency import run_in_threadpool
 
 from relay.config.settings import Settings
-from relay.doctor.finding import Finding, Verdict, worst
-from relay.doctor.run import examine
 from relay.logger import get_logger
+from relay.operate.doctor.finding import Finding, Verdict, worst
+from relay.operate.doctor.run import examine
 
 EVERY = 600.0  # seconds between two runs while nobody asks
 EVERY_WHILE_FAILING = 30.0  # so that what is mended leaves the first page

@@ -7,7 +7,7 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from relay.http.server import share_of_descriptors
+from relay.probes.server import share_of_descriptors
 
 HEAD_TIMEOUT = 10.0  # seconds for a client to send all of a request but its body
 MOST_CONNECTIONS = 500

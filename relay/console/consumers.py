@@ -14,8 +14,6 @@ from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 from starlette.concurrency import run_in_threadpool
 
-from relay.backoff import wait_for_event
-from relay.broker.connection import Connection, connect
 from relay.config.settings import Settings
 from relay.console.database import Database
 from relay.consume.failed.queues import dead_queue_name
@@ -23,8 +21,10 @@ from relay.consume.queue_depth import ready_count
 from relay.errors import BrokerUnavailableError, OutboxError
 from relay.logger import get_logger
 from relay.operate import pool
-from relay.operate.dead_letters.change import queues_of
-from relay.scrub import scrub
+from relay.operate.letters.change import queues_of
+from relay.runtime.backoff import wait_for_event
+from relay.runtime.scrub import scrub
+from relay.servers.rabbitmq.connection import Connection, connect
 
 INTERVAL = 10.0  # seconds between two looks
 SHARE = 10  # a look may take this part of the time

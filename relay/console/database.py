@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import psycopg
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from relay.bounded_values import bound_values
 from relay.config.settings import ConsoleSettings, DatabaseSettings, Settings
-from relay.database import READ_COMMITTED, conninfo
 from relay.errors import DatabaseUnavailableError
 from relay.operate.reconcile.inbox import OWN, of_inbox
 from relay.operate.session import in_words, limit_statements
+from relay.servers.postgres.bounded_values import bound_values
+from relay.servers.postgres.database import READ_COMMITTED, conninfo
 
 MOST_CONNECTIONS = 8
 INBOX_URL = "console.inbox_url"

@@ -17,9 +17,9 @@ from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.engine.session.session import LANES
 from relay.errors import BusyError
 from relay.jobs.job import Kind
+from relay.operate.messages.whereabouts import MAX_ID
 from relay.operate.reconcile.ask import Asked, ask
 from relay.operate.reconcile.report import Report
-from relay.operate.whereabouts import MAX_ID
 from relay.operations.local import LocalOperations
 
 ALONE_WITHIN = 10.0  # seconds

@@ -2,7 +2,7 @@
 
 A look takes letters out of their queue for a moment, and the queue counts that they came back. So only an operator
 begins a look. A queue has at most one at a time, and it ends after some letters or seconds. What came back often has
-to be written again, and all that is behind it (relay/operate/dead_letters/queue.py): in a long queue there is no look.
+to be written again, and all that is behind it (relay/operate/letters/queue.py): in a long queue there is no look.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from relay.config.settings import BrokerSettings
 from relay.errors import OutboxError
 from relay.logger import get_logger
-from relay.operate.dead_letters.letter import Letter
-from relay.operate.dead_letters.queue import MOST_RETURNS, opened, returns_of
-from relay.operate.dead_letters.read import list_command
 from relay.operate.failures import Group, group_letters
-from relay.scrub import scrub
+from relay.operate.letters.letter import Letter
+from relay.operate.letters.queue import MOST_RETURNS, opened, returns_of
+from relay.operate.letters.read import list_command
+from relay.runtime.scrub import scrub
 
 MOST_LETTERS = 10_000  # that a look reads
 MOST_SECONDS = 20.0  # that it reads for

@@ -14,19 +14,19 @@ from typing import TypeVar
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from relay.backoff import wait_for_event
 from relay.config.settings import Settings
-from relay.database import one_line, unplug
 from relay.errors import BusyError, DeadlineError, JobTurnedError, OutboxError, PartlyDoneError, UnavailableError
 from relay.jobs.job import Job, Source, pause_itself, read_job
 from relay.logger import get_logger
-from relay.operate.dead_letters.change import Command, Done
-from relay.operate.dead_letters.job import run_letters
-from relay.operate.release import run_rows
+from relay.operate.letters.change import Command, Done
+from relay.operate.letters.job import run_letters
+from relay.operate.parked.change import run_rows
+from relay.operate.sent.run import Replay
+from relay.operate.sent.serve import run_in_words
 from relay.operate.session import session
-from relay.replay.run import Replay
-from relay.replay.serve import run_in_words
-from relay.statement_fault import StatementFault, fault_of
+from relay.runtime.backoff import wait_for_event
+from relay.servers.postgres.database import one_line, unplug
+from relay.servers.postgres.statement_fault import StatementFault, fault_of
 
 log = get_logger(__name__)
 

@@ -12,14 +12,14 @@ from datetime import UTC, datetime
 
 from starlette.concurrency import run_in_threadpool
 
-from relay.backoff import wait_for_event
 from relay.config.settings import Settings
 from relay.console.database import Database
 from relay.errors import OutboxError
 from relay.logger import get_logger
 from relay.operate.latency import Latency, read_latency
 from relay.operate.status import Status, published, read_status
-from relay.scrub import scrub
+from relay.runtime.backoff import wait_for_event
+from relay.runtime.scrub import scrub
 
 INTERVAL = 1.0  # seconds between two looks while a browser watches
 IDLE_INTERVAL = 10.0  # while no browser does; the history goes on

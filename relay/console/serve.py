@@ -9,17 +9,17 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from relay.broker.hosts import broker_urls
 from relay.config.settings import Settings
 from relay.console.access.access import Access
 from relay.console.access.requirements import check_access
 from relay.console.app import make_app
 from relay.console.connections import LimitedProtocol
 from relay.console.sampler import Sampler
-from relay.database import conninfo
 from relay.errors import ConfigurationError
 from relay.logger import get_logger
-from relay.stopping import stopped_by_signals
+from relay.runtime.stopping import stopped_by_signals
+from relay.servers.postgres.database import conninfo
+from relay.servers.rabbitmq.hosts import broker_urls
 
 GOODBYE = 5  # seconds for the requests that are being answered
 
@@ -81,7 +81,7 @@ async def _end(stopping: asyncio.Event, sampler: Sampler, server: uvicorn.Server
 class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to `relay.stopping`: uvicorn ends the process by the signal that it got."""
+        """Leave the signals to `relay.runtime.stopping`: uvicorn ends the process by the signal that it got."""
         yield
 
 

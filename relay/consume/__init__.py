@@ -3,7 +3,6 @@
 from relay.errors import importing
 
 with importing("consume"):
-    from relay.backoff import Backoff
     from relay.consume.apply.handlers import on
     from relay.consume.apply.inbox import Inbox
     from relay.consume.classify import Overload, Permanent, Transient
@@ -11,6 +10,7 @@ with importing("consume"):
     from relay.consume.counters import Counters
     from relay.consume.message import Message
     from relay.consume.policies import FailurePolicy, Retries, WorkPolicy
+    from relay.runtime.backoff import Backoff
 
 __all__ = [
     "Backoff",

@@ -19,7 +19,6 @@ from aiormq.exceptions import (
 )
 from pamqp.common import Arguments
 
-from relay.broker.connection import answer_within, words
 from relay.consume.apply.inbox import EVERYTHING, Admission
 from relay.consume.apply.transactions import Attempt
 from relay.consume.apply.transactions_factory import open_transactions
@@ -33,9 +32,10 @@ from relay.consume.message import Delivery, Unreadable, read_delivery
 from relay.consume.setup import Setup
 from relay.consume.startup import keep_asking, keep_up
 from relay.consume.worker import KeyQueue, Repeats, Worker
-from relay.database import CANCEL_TIMEOUT
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
+from relay.servers.postgres.database import CANCEL_TIMEOUT
+from relay.servers.rabbitmq.connection import answer_within, words
 
 # The priority that every consumer has. Only a stream takes no priority: it refuses the argument, and so it refuses us.
 REFUSED_BY_STREAMS: Arguments = {"x-priority": 0}

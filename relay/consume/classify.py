@@ -29,7 +29,7 @@ from relay.errors import (
 )
 from relay.logger import get_logger
 from relay.observe.printable import printable
-from relay.scrub import scrub
+from relay.runtime.scrub import scrub
 
 log = get_logger("relay.consume")
 

@@ -18,8 +18,6 @@ from contextlib import asynccontextmanager
 
 from aiormq.abc import AbstractChannel
 
-from relay.backoff import Stopping, unless_stopping, wait_for_event
-from relay.broker.connection import Connection, connect, kind_of_end, open_channel_within, words
 from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
@@ -33,9 +31,11 @@ from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox, note_queue, tell_left_behind, warn_of_single_batches
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
-from relay.forks import Opened
 from relay.logger import get_logger
-from relay.stopping import cut_after, shared_signals
+from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
+from relay.runtime.forks import Opened
+from relay.runtime.stopping import cut_after, shared_signals
+from relay.servers.rabbitmq.connection import Connection, connect, kind_of_end, open_channel_within, words
 
 BESIDE_THE_WORKERS = 3  # database connections: for statements of the consumer, for held messages and for days
 

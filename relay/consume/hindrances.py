@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from relay.backoff import Backoff, raise_if_set, until_tick, wait_for_event
 from relay.consume.counters import Counters
 from relay.consume.database_faults import cause_of
-from relay.database import kind_of_loss, one_line
-from relay.engine.health import Health
 from relay.errors import UnavailableError
 from relay.logger import get_logger
-from relay.silence import StallTimer
+from relay.runtime.backoff import Backoff, raise_if_set, until_tick, wait_for_event
+from relay.runtime.health import Health
+from relay.runtime.silence import StallTimer
+from relay.servers.postgres.database import kind_of_loss, one_line
 
 STALL_LOOK_INTERVAL = 1.0  # seconds
 

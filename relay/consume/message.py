@@ -11,7 +11,7 @@ import orjson
 from aiormq.abc import DeliveredMessage
 from typing_extensions import TypeVar
 
-from relay.broker.content_header import UNDECODABLE
+from relay.servers.rabbitmq.content_header import UNDECODABLE
 
 Payload_co = TypeVar("Payload_co", default=bytes, covariant=True)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, get_args
 
-from relay.backoff import Backoff, longest_wait
 from relay.errors import ConfigurationError
+from relay.runtime.backoff import Backoff, longest_wait
 
 MAX_PREFETCH = 65535  # AMQP has 16 bits for it
 Order = Literal["hold", "skip"]  # what a message that failed means for the later ones of its key

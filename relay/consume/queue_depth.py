@@ -5,7 +5,7 @@ from typing import NamedTuple
 from aiormq.exceptions import AMQPError
 from pamqp.commands import Queue
 
-from relay.broker.connection import Connection, answer_within, close_channel, open_channel
+from relay.servers.rabbitmq.connection import Connection, answer_within, close_channel, open_channel
 
 
 class QueueDepth(NamedTuple):

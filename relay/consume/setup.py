@@ -15,7 +15,7 @@ from relay.consume.failed.copy_publisher import CopyPublisher
 from relay.consume.failed.poison import BegunAttempts
 from relay.consume.hindrances import Outages, OverloadGate, StallWatch
 from relay.consume.policies import FailurePolicy, WorkPolicy
-from relay.engine.health import Health
+from relay.runtime.health import Health
 
 AHEAD = 16  # deliveries of a partition that wait in its holder, besides those that are worked on
 

@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager, suppress
 import psycopg
 from psycopg import errors
 
-from relay.backoff import Stopping, wait_for_event
 from relay.consume.apply.fence import NO_PARTITION
 from relay.consume.apply.handlers import Handlers
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.transactions import Transactions
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.database import one_line
 from relay.errors import DatabaseUnavailableError, DeadlineError, OutboxError, SchemaError
 from relay.logger import get_logger
+from relay.runtime.backoff import Stopping, wait_for_event
+from relay.servers.postgres.database import one_line
 
 log = get_logger("relay.consume")
 

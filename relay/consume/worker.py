@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from uuid import UUID
 
-from relay.backoff import Stopping, raise_if_set
 from relay.consume.apply.inbox import Applied, Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.transactions import Attempt
@@ -27,6 +26,7 @@ from relay.consume.failed.envelope import history_of
 from relay.consume.failed.poison import SUSPECT_FROM
 from relay.consume.hindrances import OverloadGate
 from relay.consume.message import Delivery
+from relay.runtime.backoff import Stopping, raise_if_set
 
 
 class End(Enum):

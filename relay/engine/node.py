@@ -11,11 +11,8 @@ from functools import partial
 import psycopg
 from pydantic import SecretStr
 
-from relay.backoff import Stopping, backoff, unless_stopping, wait_for_event
 from relay.config.settings import Settings
-from relay.database import Host, kind_of_loss, one_line
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.health import Health
 from relay.engine.loop import forward
 from relay.engine.nodes.lanes import Lanes
 from relay.engine.nodes.membership import Membership
@@ -35,9 +32,12 @@ from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 from relay.engine.snapshot import NodeSnapshot
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
 from relay.logger import get_logger
-from relay.memory import return_large_blocks
 from relay.retention.rounds import keep_days
-from relay.stopping import GOODBYE, stopped_by_signals
+from relay.runtime.backoff import Stopping, backoff, unless_stopping, wait_for_event
+from relay.runtime.health import Health
+from relay.runtime.memory import return_large_blocks
+from relay.runtime.stopping import GOODBYE, stopped_by_signals
+from relay.servers.postgres.database import Host, kind_of_loss, one_line
 
 log = get_logger(__name__)
 

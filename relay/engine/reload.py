@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager, suppress
 
 from pydantic import SecretStr
 
-from relay.broker.hosts import broker_urls, place
 from relay.config.keys import all_keys, value_of
 from relay.config.settings import Settings
 from relay.errors import ConfigurationError
 from relay.logger import get_logger
-from relay.stopping import at_signal
+from relay.runtime.stopping import at_signal
+from relay.servers.rabbitmq.hosts import broker_urls, place
 
 log = get_logger(__name__)
 

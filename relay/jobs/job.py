@@ -1,7 +1,7 @@
 """The table of jobs: made, listed, shown, paused, resumed, cancelled. Who does the work is told by a job's source.
 
-Parked rows: relay/operate/release.py. Rows in quarantine: relay/operate/quarantine_job.py. Dead letters:
-relay/operate/dead_letters/change.py. Sent rows: relay/replay/run.py. Each saves in the table how far it is, so another
+Parked rows: relay/operate/parked/change.py. Rows in quarantine: relay/operate/routes/discard.py. Dead letters:
+relay/operate/letters/change.py. Sent rows: relay/operate/sent/run.py. Each saves in the table how far it is, so another
 process can read that, and go on after a kill.
 """
 

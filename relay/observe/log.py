@@ -9,7 +9,7 @@ from typing import TextIO
 from relay.config.settings import LogFormat, LogSettings
 from relay.errors import importing
 from relay.observe.printable import printable, printable_lines
-from relay.scrub import scrub
+from relay.runtime.scrub import scrub
 
 with importing("publisher"):
     import structlog

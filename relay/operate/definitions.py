@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from relay.broker.hosts import broker_urls
 from relay.config.settings import Settings
+from relay.servers.rabbitmq.hosts import broker_urls
 
 
 def definitions(settings: Settings) -> Mapping[str, list[dict[str, Any]]]:

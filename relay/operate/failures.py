@@ -16,8 +16,8 @@ from psycopg.sql import SQL, Identifier
 
 from relay.errors import NotFoundError
 from relay.operate.cause import cause_of, group_of
-from relay.operate.dead_letters.letter import SOURCE, Letter
-from relay.operate.quarantine import RouteStatus, list_routes
+from relay.operate.letters.letter import SOURCE, Letter
+from relay.operate.routes.quarantine import RouteStatus, list_routes
 
 
 class Where(StrEnum):

@@ -6,7 +6,7 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from relay.engine.nodes.vacuum import HELD_LONG, HOLDERS, Holder
-from relay.operate.quarantine import IS_BEHIND
+from relay.operate.routes.quarantine import IS_BEHIND
 
 BRING_STANDBY = "bring it back, or take it out of synchronous_standby_names"
 

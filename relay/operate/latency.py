@@ -7,7 +7,7 @@ import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
-from relay.replay.selection import now
+from relay.operate.sent.selection import now
 
 BLOCKS = 32  # of 8 KiB at the end of today's sent rows: some hundred to some thousand rows
 

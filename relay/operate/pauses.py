@@ -16,7 +16,7 @@ from relay.engine.session.session import LANES, ROUTES_CHANGED
 from relay.errors import UsageError
 from relay.operate.audit import note
 from relay.operate.health import NODE_STALE_AFTER
-from relay.operate.quarantine import RouteStatus, list_routes, read_route, ring
+from relay.operate.routes.quarantine import RouteStatus, list_routes, read_route, ring
 
 MAX_NAME_BYTES = 255
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relay.bounded_values import bound_values
-from relay.broker.connection import Connection, connect
 from relay.config.settings import Settings
 from relay.consume.failed.queues import dead_queue_name, partition_queue_name, partition_queue_names
 from relay.consume.pool.tables import Pool, read_master, read_pools
 from relay.consume.queue_depth import ready_count
-from relay.database import connect_async
 from relay.errors import BrokerUnavailableError, NotFoundError
+from relay.servers.postgres.bounded_values import bound_values
+from relay.servers.postgres.database import connect_async
+from relay.servers.rabbitmq.connection import Connection, connect
 
 LAGGING = 10_000  # messages that wait in a partition, from which on it is a reason
 NO_MASTER = "no master: start `relay run` or `relay pool run` on this database"

@@ -7,13 +7,13 @@ import psycopg
 from psycopg import errors
 from psycopg.sql import SQL, Identifier
 
-from relay.bounded_values import bound_values
-from relay.compatibility import READ_TABLES, refuse_newer
 from relay.config.settings import DatabaseSettings
-from relay.database import connect, one_line
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.operate.revision import head_revision
-from relay.statement_fault import refused_or_lost
+from relay.servers.postgres.bounded_values import bound_values
+from relay.servers.postgres.compatibility import READ_TABLES, refuse_newer
+from relay.servers.postgres.database import connect, one_line
+from relay.servers.postgres.statement_fault import refused_or_lost
 
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, false)")
 
@@ -73,7 +73,7 @@ def in_words(connection: psycopg.Connection, lack: str, seconds: float, *, url: 
         ) from error
     except errors.QueryCanceled as error:
         raise DeadlineError("PostgreSQL", seconds) from error
-    except psycopg.DataError as error:  # the net under relay/bounded_values.py and the tables' CHECKs
+    except psycopg.DataError as error:  # the net under relay/servers/postgres/bounded_values.py and the tables' CHECKs
         raise SchemaError(f"a row in database {connection.info.dbname} cannot be read: {one_line(error)}") from error
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(refused_or_lost(error)) from error

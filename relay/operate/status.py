@@ -18,7 +18,7 @@ from relay.engine.session.session import LANES
 from relay.operate.health import NODE_STALE_AFTER, OutboxState
 from relay.operate.holders import HeldUp, commits_without_standby, foreign_locks, held_up, long_holders
 from relay.operate.pauses import LaneStatus, list_lanes
-from relay.operate.quarantine import RouteStatus, list_routes
+from relay.operate.routes.quarantine import RouteStatus, list_routes
 
 # Seconds that a row may wait before a relay must be seen working on it. It cannot follow from `relay.stall_after`: that
 # is each relay's own, counts from its last mark and stands in no table. Here all that is known is how long a row has

@@ -2,8 +2,8 @@
 
 import psycopg
 
-from relay.operate.whereabouts import Missing, find_rows
-from relay.replay.selection import Selection, count_waiting, first_day
+from relay.operate.messages.whereabouts import Missing, find_rows
+from relay.operate.sent.selection import Selection, count_waiting, first_day
 
 
 def left_out(connection: psycopg.Connection, schema: str, selection: Selection) -> list[str]:

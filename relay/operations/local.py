@@ -10,22 +10,14 @@ from typing import Any
 import psycopg
 
 from relay.config.settings import Settings
-from relay.database import refuse_pooler
-from relay.doctor.finding import Finding
 from relay.engine.send.message import UnsendableError
 from relay.engine.send.routes import Router
 from relay.errors import UsageError
 from relay.jobs import job as jobs
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
-from relay.operate import batches, pauses, pool, quarantine, release
+from relay.operate import batches, pauses, pool
 from relay.operate.batches import BatchStatus
-from relay.operate.dead_letters import change
-from relay.operate.dead_letters.audit import Entry
-from relay.operate.dead_letters.document import document
-from relay.operate.dead_letters.job import order_letters, run_letters
-from relay.operate.dead_letters.letter import Held, Letter
-from relay.operate.dead_letters.letter import Selection as LetterSelection
-from relay.operate.dead_letters.read import count_letters, list_letters, read_letters, show_letter
+from relay.operate.doctor.finding import Finding
 from relay.operate.failures import (
     by_weight,
     group_letters,
@@ -35,15 +27,27 @@ from relay.operate.failures import (
     with_retries,
 )
 from relay.operate.held import retry_held
-from relay.operate.parked import PARKED, ParkedMessage, list_parked, show_parked
-from relay.operate.parked import Selection as ParkedSelection
+from relay.operate.letters import change
+from relay.operate.letters.audit import Entry
+from relay.operate.letters.document import document
+from relay.operate.letters.job import order_letters, run_letters
+from relay.operate.letters.letter import Held, Letter
+from relay.operate.letters.letter import Selection as LetterSelection
+from relay.operate.letters.read import count_letters, list_letters, read_letters, show_letter
+from relay.operate.messages.whereabouts import RowId
+from relay.operate.parked import change as release
+from relay.operate.parked.change import Done, Show
+from relay.operate.parked.read import PARKED, ParkedMessage, list_parked, show_parked
+from relay.operate.parked.read import Selection as ParkedSelection
 from relay.operate.pauses import LaneStatus
-from relay.operate.quarantine import Changed, RouteStatus
-from relay.operate.quarantine_job import order_discard
-from relay.operate.release import Done, Show
+from relay.operate.routes import quarantine
+from relay.operate.routes.discard import order_discard
+from relay.operate.routes.quarantine import Changed, RouteStatus
+from relay.operate.sent.selection import Filter, count_by_day, now
+from relay.operate.sent.serve import order_replay
+from relay.operate.sent.target import Target, check_target
 from relay.operate.session import session
 from relay.operate.status import Node, Status, list_nodes, read_status
-from relay.operate.whereabouts import RowId
 from relay.operations.left_out import left_out
 from relay.operations.results import (
     Failures,
@@ -56,9 +60,7 @@ from relay.operations.results import (
     ShownJob,
     ShownRoute,
 )
-from relay.replay.selection import Filter, count_by_day, now
-from relay.replay.serve import order_replay
-from relay.replay.target import Target, check_target
+from relay.servers.postgres.database import refuse_pooler
 
 BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
@@ -90,7 +92,7 @@ class LocalOperations:
             return list_nodes(connection, self._schema)
 
     def doctor(self) -> list[Finding]:
-        from relay.doctor.run import examine  # noqa: PLC0415  (few commands need the broker's library)
+        from relay.operate.doctor.run import examine  # noqa: PLC0415  (few commands need the broker's library)
 
         return examine(self._settings, self._file)
 

@@ -7,22 +7,23 @@ them. Each raises the errors of `relay.errors`, with the same words.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from relay.doctor.finding import Finding
 from relay.jobs.job import Caution, Job, Kind
 from relay.operate.batches import BatchStatus
-from relay.operate.dead_letters.audit import Entry
-from relay.operate.dead_letters.change import Done as LettersDone
-from relay.operate.dead_letters.change import Show
-from relay.operate.dead_letters.letter import Selection as LetterSelection
-from relay.operate.parked import ParkedMessage
-from relay.operate.parked import Selection as ParkedSelection
+from relay.operate.doctor.finding import Finding
+from relay.operate.letters.audit import Entry
+from relay.operate.letters.change import Done as LettersDone
+from relay.operate.letters.change import Show
+from relay.operate.letters.letter import Selection as LetterSelection
+from relay.operate.messages.whereabouts import RowId
+from relay.operate.parked.change import Done
+from relay.operate.parked.change import Show as ShowJob
+from relay.operate.parked.read import ParkedMessage
+from relay.operate.parked.read import Selection as ParkedSelection
 from relay.operate.pauses import LaneStatus
 from relay.operate.pool import PoolsStatus
-from relay.operate.quarantine import Changed, RouteStatus
-from relay.operate.release import Done
-from relay.operate.release import Show as ShowJob
+from relay.operate.routes.quarantine import Changed, RouteStatus
+from relay.operate.sent.selection import Filter
 from relay.operate.status import Node, Status
-from relay.operate.whereabouts import RowId
 from relay.operations.results import (
     Failures,
     ListedLetters,
@@ -33,7 +34,6 @@ from relay.operations.results import (
     ShownJob,
     ShownRoute,
 )
-from relay.replay.selection import Filter
 
 
 class Operations(Protocol):

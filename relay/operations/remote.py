@@ -13,7 +13,6 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from relay.config.loading import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
-from relay.doctor.finding import Finding
 from relay.errors import (
     AccessError,
     BusyError,
@@ -24,22 +23,25 @@ from relay.errors import (
 )
 from relay.jobs.job import Caution, Job, Kind
 from relay.operate.batches import BatchStatus
-from relay.operate.dead_letters.audit import Entry
-from relay.operate.dead_letters.change import Done as LettersDone
-from relay.operate.dead_letters.change import Show
-from relay.operate.dead_letters.job import done_by_console
-from relay.operate.dead_letters.letter import Letter
-from relay.operate.dead_letters.letter import Selection as LetterSelection
-from relay.operate.dead_letters.read import Read
-from relay.operate.parked import ARCHIVED, ParkedMessage
-from relay.operate.parked import Selection as ParkedSelection
+from relay.operate.doctor.finding import Finding
+from relay.operate.letters.audit import Entry
+from relay.operate.letters.change import Done as LettersDone
+from relay.operate.letters.change import Show
+from relay.operate.letters.job import done_by_console
+from relay.operate.letters.letter import Letter
+from relay.operate.letters.letter import Selection as LetterSelection
+from relay.operate.letters.read import Read
+from relay.operate.messages.whereabouts import RowId
+from relay.operate.parked.change import Done
+from relay.operate.parked.change import Show as ShowJob
+from relay.operate.parked.read import ARCHIVED, ParkedMessage
+from relay.operate.parked.read import Selection as ParkedSelection
 from relay.operate.pauses import LaneStatus
 from relay.operate.pool import PoolsStatus
-from relay.operate.quarantine import Changed, RouteStatus
-from relay.operate.release import Done
-from relay.operate.release import Show as ShowJob
+from relay.operate.routes.quarantine import Changed, RouteStatus
+from relay.operate.sent.selection import Filter
+from relay.operate.sent.target import Target
 from relay.operate.status import Node, Status
-from relay.operate.whereabouts import RowId
 from relay.operations.results import (
     Failures,
     ListedLetters,
@@ -51,9 +53,7 @@ from relay.operations.results import (
     ShownJob,
     ShownRoute,
 )
-from relay.replay.selection import Filter
-from relay.replay.target import Target
-from relay.scrub import remember
+from relay.runtime.scrub import remember
 
 MOST = 1000  # rows that one request lists or changes
 TOKEN = re.compile(r"[!-~]+")

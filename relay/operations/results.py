@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from relay.jobs.job import Job, JobFailure
-from relay.operate.dead_letters.letter import Letter
-from relay.operate.dead_letters.read import Read
 from relay.operate.failures import Group
-from relay.operate.parked import Parked
-from relay.operate.quarantine import RouteStatus, WaitingRow
-from relay.replay.selection import Day
+from relay.operate.letters.letter import Letter
+from relay.operate.letters.read import Read
+from relay.operate.parked.read import Parked
+from relay.operate.routes.quarantine import RouteStatus, WaitingRow
+from relay.operate.sent.selection import Day
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from relay.backoff import wait_for_event
-from relay.engine.health import Health
 from relay.engine.row import Key, Outcome
 from relay.errors import NotAcceptedError, OutboxError
 from relay.logger import get_logger
@@ -20,7 +18,9 @@ from relay.publisher.buffer import Buffer, Left
 from relay.publisher.direct import Direct
 from relay.publisher.entry import Entry
 from relay.publisher.state import Mode
-from relay.stopping import GOODBYES
+from relay.runtime.backoff import wait_for_event
+from relay.runtime.health import Health
+from relay.runtime.stopping import GOODBYES
 
 log = get_logger(__name__)
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from itertools import takewhile
 from math import inf
 
-from relay.engine.health import Health, HealthState
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.probe import Prober
 from relay.engine.send.publisher import Publisher
@@ -13,6 +12,7 @@ from relay.engine.send.wire import Wire
 from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
 from relay.publisher.entry import Entry
+from relay.runtime.health import Health, HealthState
 
 LOOK_INTERVAL = 0.25  # seconds
 NO_REPEATS: set[int] = set()

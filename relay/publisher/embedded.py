@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import psycopg
 
-from relay.backoff import backoff, wait_for_event
 from relay.config.settings import Settings
 from relay.engine.node import Node
 from relay.errors import OutboxError, leaves
 from relay.logger import get_logger
+from relay.runtime.backoff import backoff, wait_for_event
 
 log = get_logger(__name__)
 

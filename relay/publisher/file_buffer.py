@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from relay.backoff import backoff, wait_for_event
 from relay.config.settings import KeyPolicy, Ordering, Settings, Unroutable
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Fault, Row
@@ -25,6 +24,7 @@ from relay.logger import get_logger
 from relay.publisher.buffer import Left
 from relay.publisher.entry import Entry
 from relay.publisher.file import File, Stored
+from relay.runtime.backoff import backoff, wait_for_event
 
 log = get_logger(__name__)
 

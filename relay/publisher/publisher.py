@@ -10,13 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from relay.backoff import wait_for_event
 from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings, Url, settings_of
-from relay.engine.health import Health
 from relay.engine.send.broker_link import BrokerLink
 from relay.errors import ConfigurationError, NotAcceptedError
-from relay.forks import Opened
 from relay.outbox.errors import FieldError
 from relay.outbox.event import Event
 from relay.publisher.buffer import Buffer
@@ -25,7 +22,10 @@ from relay.publisher.entry import Entry
 from relay.publisher.file_buffer import FileBuffer
 from relay.publisher.state import Mode, PublisherState
 from relay.publisher.table_buffer import TableBuffer
-from relay.stopping import GOODBYES
+from relay.runtime.backoff import wait_for_event
+from relay.runtime.forks import Opened
+from relay.runtime.health import Health
+from relay.runtime.stopping import GOODBYES
 
 DATABASE_URL = re.compile("postgres(ql)?://")  # other text is the path of a file
 

@@ -10,10 +10,7 @@ import psycopg
 from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Identifier, Literal
 
-from relay.backoff import backoff
 from relay.config.settings import Settings, Unroutable
-from relay.database import connect_async, is_unreplicated, one_line
-from relay.engine.health import Health
 from relay.engine.row import Row as EngineRow
 from relay.engine.send.routes import Router
 from relay.engine.session.session import SESSION_LOST
@@ -23,6 +20,9 @@ from relay.outbox.row import Row
 from relay.publisher.buffer import Left
 from relay.publisher.embedded import EmbeddedRelay
 from relay.publisher.entry import Entry
+from relay.runtime.backoff import backoff
+from relay.runtime.health import Health
+from relay.servers.postgres.database import connect_async, is_unreplicated, one_line
 
 COLUMNS = (*Row._fields, "writer", "created_at")
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)

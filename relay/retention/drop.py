@@ -14,9 +14,9 @@ from psycopg import AsyncConnection, errors
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.config.settings import DatabaseSettings
-from relay.database import connect_async, one_line, require_session
 from relay.retention.day import Fate, OldDay
 from relay.retention.kind import FORGET, FORGET_BATCHES, Kind
+from relay.servers.postgres.database import connect_async, one_line, require_session
 
 PREPARE = """
     SELECT set_config(name, value, false)

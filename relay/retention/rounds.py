@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import psycopg
 
 from relay.config.settings import DatabaseSettings, Settings
-from relay.database import one_line
 from relay.errors import OutboxError
 from relay.logger import get_logger
 from relay.retention.day import Fate
 from relay.retention.drop import Retention
 from relay.retention.kind import Kind, kept_days, kept_failures
+from relay.servers.postgres.database import one_line
 
 log = get_logger(__name__)
 

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.faults.billing import Writers
 from tests.faults.history import History
 from tests.faults.recorder import Recorder

@@ -13,8 +13,8 @@ import relay as product
 from relay.config.keys import all_keys
 from relay.engine.send.codec import CODEC
 from relay.jobs.job import operator
+from relay.operate.messages.whereabouts import Missing
 from relay.operate.reference import example
-from relay.operate.whereabouts import Missing
 from tests.cli.command import PASSWORD, Command
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer

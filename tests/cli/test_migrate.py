@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import current_revision
+from relay.operate.schema.migrate import current_revision
 from tests.cli.command import Command
 from tests.operate.rows import Rows
 from tests.support.process import wait_for

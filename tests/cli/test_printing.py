@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from relay.cli.doctor import draw_checklist
 from relay.cli.printing import aside, complain, print_json, print_lines, print_pairs, print_table, say, write_traceback
-from relay.doctor.finding import Finding, Verdict
 from relay.observe.printable import printable, printable_json, printable_lines
+from relay.operate.doctor.finding import Finding, Verdict
 from tests.support.terminal import UNPRINTABLE, Terminal
 
 WAYS: dict[str, Callable[[str], None]] = {

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.whereabouts import Missing
+from relay.operate.messages.whereabouts import Missing
 from tests.cli.command import PASSWORD, Command
 from tests.operate.inboxes import HOUR, Ends
 from tests.support import pgbouncer

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from relay.config.settings import Authentication, BrokerSettings, DatabaseSettings, Settings
 from relay.console.access.identity import Role
 from relay.console.access.passwords import PasswordFile
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.cli.command import RELAY, Command
 from tests.console.site import PASSWORD, serving
 from tests.console.windows import CHROMIUM, log_in

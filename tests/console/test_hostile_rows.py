@@ -15,7 +15,7 @@ import pytest
 
 from relay.config.settings import BrokerSettings, Settings
 from relay.consume import Consumer, Inbox
-from relay.http import cached_answer
+from relay.probes import cached_answer
 from tests.cli.command import Command
 from tests.console.api.program import Program
 from tests.console.hostile_rows import FEW, Planted, change_few, plant, prepare

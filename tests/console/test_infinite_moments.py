@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from relay.config.settings import DatabaseSettings, RelaySettings
-from relay.http.backlog import Backlog
 from relay.operate.status import read_status
+from relay.probes.backlog import Backlog
 from tests.cli.command import Command
 from tests.operate.rows import Rows
 

@@ -11,7 +11,7 @@ from relay.config.settings import Settings
 from relay.console import looks
 from relay.console.access.identity import Role
 from relay.console.looks import Look, Looks
-from relay.operate.dead_letters.queue import MOST_RETURNS
+from relay.operate.letters.queue import MOST_RETURNS
 from tests.console.groups import group_page
 from tests.console.rows import waiting
 from tests.console.site import browser, log_in, post, running, token_of, users

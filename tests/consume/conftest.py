@@ -12,7 +12,7 @@ from sqlalchemy.orm import sessionmaker
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, WorkPolicy
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
-from relay.database import connect_async
+from relay.servers.postgres.database import connect_async
 from tests.consume.effects import CONSUMER, EFFECTS, MakeConsumer, Queue, Table
 from tests.consume.sqlalchemy_handlers import KINDS, engine_url
 from tests.support.raw_client import RawClient

@@ -22,7 +22,7 @@ from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.counters import Counters
 from relay.consume.hindrances import Outages
 from relay.consume.message import read_delivery
-from relay.engine.health import Health
+from relay.runtime.health import Health
 from tests.consume.effects import QUEUE, Queue, Stumbling, Table, count, running
 from tests.consume.policies import ORDERS, QUICK, SEVERAL_MINUTES, SOON, TWICE
 from tests.support.eventually import eventually

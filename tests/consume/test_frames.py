@@ -9,8 +9,8 @@ import pytest
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, WorkPolicy
-from relay.operate.dead_letters.document import document
-from relay.operate.dead_letters.read import show_letter
+from relay.operate.letters.document import document
+from relay.operate.letters.read import show_letter
 from tests.consume.effects import Queue, Stumbling, Table, count, running
 from tests.consume.policies import ORDERS, QUICK, TWICE
 from tests.support.eventually import eventually

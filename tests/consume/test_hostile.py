@@ -21,13 +21,13 @@ from hypothesis import HealthCheck, Phase, example, given
 from hypothesis import settings as bounds
 from structlog.testing import capture_logs
 
-from relay.broker.content_header import RAW_HEADER, UNDECODABLE, decode_header
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
 from relay.consume.pool import PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
-from relay.operate.dead_letters.letter import Held, Selection
-from relay.operate.dead_letters.read import read_letters
+from relay.operate.letters.letter import Held, Selection
+from relay.operate.letters.read import read_letters
+from relay.servers.rabbitmq.content_header import RAW_HEADER, UNDECODABLE, decode_header
 from tests.consume.effects import QUEUE, Queue, Table, count, running
 from tests.consume.policies import ORDERS, QUICK, TWICE
 from tests.consume.pool.conftest import master, partitions

@@ -5,10 +5,10 @@ import asyncio
 import psycopg
 import pytest
 
-from relay.backoff import Stopping
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.consume.worker import KeyQueue
+from relay.runtime.backoff import Stopping
 from tests.consume.effects import Queue, Table, count, delivered, running
 from tests.support.eventually import eventually
 

@@ -12,8 +12,8 @@ from pamqp.header import ContentHeader
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, on
 from relay.consume.failed.envelope import folded
-from relay.operate.dead_letters.document import document
-from relay.operate.dead_letters.read import show_letter
+from relay.operate.letters.document import document
+from relay.operate.letters.read import show_letter
 from tests.consume.effects import Queue, Table, running
 from tests.consume.policies import ORDERS, SOON
 from tests.dead_letters.changes import RETRY, change

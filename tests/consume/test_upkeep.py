@@ -6,7 +6,7 @@ import pytest
 
 from relay.consume import Inbox
 from relay.consume.startup import keep_up
-from relay.database import Connection
+from relay.servers.postgres.database import Connection
 
 
 async def test_a_connection_is_closed_though_the_upkeep_is_cancelled_before_it_is_used(

@@ -11,7 +11,7 @@ import yaml
 
 from relay.cli.command import app
 from relay.config.loading import FILE_SUFFIX, load
-from relay.http.server import LOOP_ANSWERS_WITHIN, PATHS
+from relay.probes.server import LOOP_ANSWERS_WITHIN, PATHS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "config" / "deployment.yaml").read_text()
@@ -60,7 +60,7 @@ def test_the_probes_ask_what_the_relay_answers_on_the_port_of_the_image(containe
     }
     assert (
         f'query == "{probes["readinessProbe"]["httpGet"]["path"].partition("?")[2]}"'
-        in (ROOT / "relay" / "http" / "node.py").read_text()
+        in (ROOT / "relay" / "probes" / "node.py").read_text()
     )
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import psycopg
 
-from relay.operate.dead_letters.audit import Entry, write_audit
-from relay.operate.dead_letters.change import Command, Done
-from relay.operate.dead_letters.letter import Letter, Selection
+from relay.operate.letters.audit import Entry, write_audit
+from relay.operate.letters.change import Command, Done
+from relay.operate.letters.letter import Letter, Selection
 from tests.consume.effects import QUEUE
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters
 

@@ -15,8 +15,8 @@ from pamqp.header import ContentHeader
 from relay.config.settings import BrokerSettings
 from relay.consume.classify import Failure, Reason
 from relay.consume.failed.envelope import dead_letter
-from relay.operate.dead_letters.letter import Letter, Selection
-from relay.operate.dead_letters.read import list_letters
+from relay.operate.letters.letter import Letter, Selection
+from relay.operate.letters.read import list_letters
 from tests.consume.effects import CONSUMER, QUEUE, Queue
 
 DEAD = f"{QUEUE}.dead"

@@ -11,11 +11,11 @@ from pamqp.commands import Basic
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Permanent
 from relay.consume.classify import Reason
-from relay.database import connect
 from relay.errors import NotFoundError, PartlyDoneError
-from relay.operate.dead_letters.audit import write_audit
-from relay.operate.dead_letters.change import MOST_REFUSED, Command, Preview, queues_of
-from relay.operate.dead_letters.letter import Letter, Selection
+from relay.operate.letters.audit import write_audit
+from relay.operate.letters.change import MOST_REFUSED, Command, Preview, queues_of
+from relay.operate.letters.letter import Letter, Selection
+from relay.servers.postgres.database import connect
 from tests.consume.effects import QUEUE, Stumbling, Table, running
 from tests.dead_letters.changes import AUDIT, DISCARD, RETRY, Audit, change
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters

@@ -5,10 +5,10 @@ import pytest
 from relay.config.settings import DatabaseSettings
 from relay.errors import PartlyDoneError
 from relay.jobs.job import pause_job, read_job, resume_job
-from relay.operate.dead_letters.job import order_letters, run_letters
-from relay.operate.dead_letters.letter import Selection
-from relay.operate.dead_letters.read import list_letters
 from relay.operate.failures import group_letters, with_retries
+from relay.operate.letters.job import order_letters, run_letters
+from relay.operate.letters.letter import Selection
+from relay.operate.letters.read import list_letters
 from relay.operate.session import session
 from tests.dead_letters.changes import RETRY
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters

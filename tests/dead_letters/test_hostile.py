@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from relay.operate.dead_letters.export import export
-from relay.operate.dead_letters.queue import opened, returns_of
+from relay.operate.letters.export import export
+from relay.operate.letters.queue import opened, returns_of
 from tests.dead_letters.changes import AUDIT, DISCARD, RETRY, Audit, change
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters
 from tests.support.raw_client import RawClient, entry, long, nested, properties

@@ -15,9 +15,9 @@ from yarl import URL
 from relay.config.settings import BrokerSettings
 from relay.consume.classify import Reason
 from relay.errors import AccessError, BusyError, NotFoundError
-from relay.operate.dead_letters import queue as reading
-from relay.operate.dead_letters.letter import Selection
-from relay.operate.dead_letters.read import list_letters, show_letter
+from relay.operate.letters import queue as reading
+from relay.operate.letters.letter import Selection
+from relay.operate.letters.read import list_letters, show_letter
 from tests.dead_letters.letters import DEAD, FAILED_AT, QUORUM, Letters
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer

@@ -8,10 +8,10 @@ from structlog.testing import capture_logs
 
 from relay.config.settings import DatabaseSettings
 from relay.jobs.job import Caution, Job, read_job, resume_job
-from relay.operate.dead_letters import stages
-from relay.operate.dead_letters.change import Command, Done
-from relay.operate.dead_letters.job import order_letters, run_letters
-from relay.operate.dead_letters.letter import Selection
+from relay.operate.letters import stages
+from relay.operate.letters.change import Command, Done
+from relay.operate.letters.job import order_letters, run_letters
+from relay.operate.letters.letter import Selection
 from relay.operate.session import session
 from tests.dead_letters.changes import RETRY, Audit
 from tests.dead_letters.letters import DEAD, FAILED_AT, Letters

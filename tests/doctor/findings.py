@@ -7,8 +7,8 @@ import psycopg
 from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings, Settings
-from relay.doctor.database import examine_database
-from relay.doctor.finding import Finding, Verdict
+from relay.operate.doctor.database import examine_database
+from relay.operate.doctor.finding import Finding, Verdict
 
 OK, WARNING, FAILED, SKIPPED = Verdict
 

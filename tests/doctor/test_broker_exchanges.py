@@ -14,7 +14,7 @@ from yarl import URL
 from relay.config.settings import Route, Settings
 from relay.config.topology import Binding, Exchange, Queue, TopologySettings
 from relay.config.topology import ExchangeType as Type
-from relay.doctor.finding import Finding, Verdict
+from relay.operate.doctor.finding import Finding, Verdict
 from tests.doctor.told import at, changed, told, verdict
 from tests.support.queues import declare_bound
 from tests.support.rabbitmq import RabbitServer

@@ -13,7 +13,7 @@ from yarl import URL
 
 from relay.config.settings import Settings
 from relay.config.topology import Queue, TopologySettings
-from relay.doctor.finding import Verdict
+from relay.operate.doctor.finding import Verdict
 from tests.doctor.told import at, changed, look, told, verdict
 from tests.support.eventually import eventually
 from tests.support.process import free_port

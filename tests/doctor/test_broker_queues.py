@@ -10,9 +10,9 @@ from pamqp.common import FieldTable
 
 from relay.config.settings import Route, Settings
 from relay.config.topology import Binding, Overflow, Queue, QueueType, TopologySettings
-from relay.doctor.broker_hosts import OpenHost, close_each, connect_each
-from relay.doctor.finding import Verdict
-from relay.doctor.question import Answer, exchange_like, queue_like
+from relay.operate.doctor.broker_hosts import OpenHost, close_each, connect_each
+from relay.operate.doctor.finding import Verdict
+from relay.operate.doctor.question import Answer, exchange_like, queue_like
 from tests.doctor.told import changed, told, verdict
 
 

@@ -8,11 +8,11 @@ import psycopg
 import pytest
 
 from relay.config.settings import HttpSettings, Settings
-from relay.doctor import database as part
-from relay.doctor import server, vacuum
-from relay.doctor.finding import Finding
 from relay.operate import holders
-from relay.operate.migrate import migrate
+from relay.operate.doctor import database as part
+from relay.operate.doctor import server, vacuum
+from relay.operate.doctor.finding import Finding
+from relay.operate.schema.migrate import migrate
 from tests.doctor.findings import FAILED, OK, SKIPPED, WARNING, at, look, operator, verdicts
 from tests.support import pgbouncer
 from tests.support.pgbouncer import PgBouncer, PoolMode

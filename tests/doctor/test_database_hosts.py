@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from relay.config.settings import Settings
-from relay.doctor.database import examine_database
+from relay.operate.doctor.database import examine_database
 from tests.doctor.findings import FAILED, OK, WARNING, at, look
 from tests.support.pair import Pair
 from tests.support.process import free_port

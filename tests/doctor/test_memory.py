@@ -4,10 +4,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.config.settings import RelaySettings, Settings
-from relay.doctor import start
-from relay.doctor.memory import memory
 from relay.engine.node import Node
-from relay.memory import MIB, Limit, largest_within, window_within
+from relay.operate.doctor import start
+from relay.operate.doctor.memory import memory
+from relay.runtime.memory import MIB, Limit, largest_within, window_within
 from tests.doctor.findings import OK, WARNING
 
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from relay.config.settings import BrokerSettings, HttpSettings, RelaySettings, Settings, WireKind
-from relay.doctor.finding import Finding
-from relay.doctor.review import review
 from relay.engine.send import broker_link as link
 from relay.engine.send import frames
 from relay.engine.send import message as messages
+from relay.operate.doctor.finding import Finding
+from relay.operate.doctor.review import review
 from tests.doctor.findings import FAILED, OK, WARNING
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from relay.config.settings import Settings
-from relay.doctor.rights import GRANTS, Grant
+from relay.operate.doctor.rights import GRANTS, Grant
 from tests.doctor.findings import FAILED, OK, SKIPPED, WARNING, at, look, operator
 from tests.support.postgres import PostgresServer
 from tests.support.roles import SCRIPT, granted_roles

@@ -3,8 +3,8 @@
 import pytest
 
 from relay.config.settings import Route, Settings
-from relay.doctor.finding import Verdict
-from relay.doctor.routes import routes
+from relay.operate.doctor.finding import Verdict
+from relay.operate.doctor.routes import routes
 
 LONG = "e" * 120
 

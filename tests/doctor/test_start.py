@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from relay.config.settings import Settings
-from relay.doctor import start
-from relay.doctor.finding import Verdict
 from relay.engine.node import Node
+from relay.operate.doctor import start
+from relay.operate.doctor.finding import Verdict
 from tests.doctor.findings import look, operator
 from tests.support.eventually import eventually
 

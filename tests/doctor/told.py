@@ -5,8 +5,8 @@ from collections import defaultdict
 from pydantic import SecretStr
 
 from relay.config.settings import Settings
-from relay.doctor.broker import examine_broker
-from relay.doctor.finding import Finding, Verdict
+from relay.operate.doctor.broker import examine_broker
+from relay.operate.doctor.finding import Finding, Verdict
 
 
 async def look(settings: Settings) -> dict[str, list[Finding]]:

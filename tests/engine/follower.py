@@ -8,11 +8,11 @@ import psycopg
 
 from relay.config.settings import KeyPolicy, Ordering
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.health import Health
 from relay.engine.read.tail import Tail
 from relay.engine.row import Row
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import LaneSession
+from relay.runtime.health import Health
 from tests.support.eventually import eventually
 
 INSERT = (

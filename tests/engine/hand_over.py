@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 from relay.config.settings import KeyPolicy, Ordering, RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.health import Health
 from relay.engine.nodes.lanes import Lanes
 from relay.engine.read import positions, tail
 from relay.engine.read.floors import Floors
@@ -25,6 +24,7 @@ from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
 from relay.observe.histogram import Histogram
+from relay.runtime.health import Health
 from tests.engine.world import GivesUp, OpenTransaction, SteppedLoop, World, WorldSession, WrittenRow
 
 LANES = 2

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp.header import ContentHeader
 
-from relay.broker.content_header import decode_header
 from relay.engine.row import Row, give_rows
 from relay.engine.send import codec, frames
 from relay.engine.send.codec import Codec
 from relay.engine.send.message import properties
+from relay.servers.rabbitmq.content_header import decode_header
 from tests.engine.encoders import IDENTITY, decode, encoder
 from tests.engine.rows import ROW
 

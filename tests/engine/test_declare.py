@@ -168,7 +168,7 @@ async def test_a_host_that_does_not_answer_is_left_and_all_is_declared_through_t
     rabbitmq: RabbitServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("relay.broker.topology.DECLARE_TIMEOUT", 3.0)
+    monkeypatch.setattr("relay.servers.rabbitmq.topology.DECLARE_TIMEOUT", 3.0)
     async with proxied(listing.broker) as (proxy, far):
         proxy.on_frame(Way.DOWN, QueueMethods.DeclareOk, 1, Act.HOLD)
         urls = f"{far.url.get_secret_value()},{broker_url}"

@@ -7,7 +7,6 @@ import psycopg
 from aio_pika.abc import AbstractIncomingMessage
 from psycopg.types.json import Json
 
-from relay.broker.content_header import RAW_HEADER, RAW_METHOD, UNDECODABLE
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, Retries, on
 from relay.consume.apply.fence import EPOCH, PARTITION
@@ -17,6 +16,7 @@ from relay.consume.message import VERSION
 from relay.engine.send.codec import Encoder
 from relay.engine.send.message import LINK, OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, Identity
 from relay.engine.send.routes import Router
+from relay.servers.rabbitmq.content_header import RAW_HEADER, RAW_METHOD, UNDECODABLE
 from tests.consume.effects import running
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.rows import ROW

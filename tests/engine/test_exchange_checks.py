@@ -9,12 +9,12 @@ import pytest
 from aio_pika.abc import AbstractChannel
 from pydantic import SecretStr
 
-from relay.broker.connection import connect
 from relay.config.settings import BrokerSettings, Ordering, WireKind
 from relay.engine.send import exchange_checks, probe
 from relay.engine.send.broker_link import BrokerLink, Verdict
 from relay.engine.send.probe import Prober
 from relay.engine.send.routes import Address, Router
+from relay.servers.rabbitmq.connection import connect
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer

@@ -14,7 +14,6 @@ from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.broker.content_header import decode_header
 from relay.config.settings import Route
 from relay.engine.row import Row
 from relay.engine.send import codec, frames
@@ -22,6 +21,7 @@ from relay.engine.send.codec import Codec
 from relay.engine.send.frames import Encoder
 from relay.engine.send.message import UnsendableError, properties
 from relay.engine.send.routes import Router
+from relay.servers.rabbitmq.content_header import decode_header
 from tests.engine.encoders import IDENTITY, Make, decode, encoder
 from tests.engine.rows import ROW
 

@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.config.settings import Settings
-from relay.doctor.database import examine_database
-from relay.doctor.finding import Verdict
+from relay.operate.doctor.database import examine_database
+from relay.operate.doctor.finding import Verdict
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 

@@ -20,7 +20,7 @@ from relay.engine.session.session import LaneSession, array_text
 from relay.engine.settle.quarantine import FIND_PARKED
 from relay.engine.settle.quarantine_table import SET_ASIDE_BEHIND
 from relay.operate.holders import HeldUp, held_up
-from relay.operate.parked import Selection, first_parked
+from relay.operate.parked.read import Selection, first_parked
 from relay.operate.status import read_status
 from tests.doctor.findings import OK, WARNING, look
 from tests.engine.conftest import Outbox, Reader, RunNode

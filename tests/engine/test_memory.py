@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.frame.processes import peak_bytes
-from relay.memory import MIB, RESERVED
+from relay.runtime.memory import MIB, RESERVED
 from tests.engine.conftest import Outbox, Reader
 from tests.support.eventually import eventually
 from tests.support.process import Process

@@ -16,7 +16,7 @@ from relay.engine.settle.mark import Marker
 from relay.engine.settle.put_away import PutAway
 from relay.engine.settle.quarantine import ParkedKeys
 from relay.engine.settle.quarantine_table import QuarantineTable
-from relay.operate.parked import Selection
+from relay.operate.parked.read import Selection
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import IN_ORDER, unhurried
 from tests.engine.rows import ROW

@@ -27,7 +27,7 @@ from relay.engine.settle.put_away import PutAway
 from relay.engine.settle.quarantine_table import Left, Place, QuarantineTable
 from relay.operate import pauses
 from relay.operate.pauses import LaneStatus
-from relay.operate.quarantine import RouteStatus, list_routes
+from relay.operate.routes.quarantine import RouteStatus, list_routes
 from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import IN_ORDER, unhurried

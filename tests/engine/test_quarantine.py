@@ -18,9 +18,9 @@ from relay.engine.session.session import LaneSession
 from relay.engine.settle.quarantine import PROBES_AT_A_TIME, Quarantine
 from relay.engine.settle.quarantine_table import Entry, Place, QuarantineTable
 from relay.jobs.job import Job
-from relay.operate.quarantine import Changed, list_routes, probe, reroute
-from relay.operate.quarantine_job import order_discard
-from relay.operate.release import run_rows
+from relay.operate.parked.change import run_rows
+from relay.operate.routes.discard import order_discard
+from relay.operate.routes.quarantine import Changed, list_routes, probe, reroute
 from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import IN_ORDER, unhurried
@@ -214,7 +214,7 @@ async def test_rows_that_were_sent_elsewhere_unnoticed_go_out_before_later_rows(
     """The route was released before the relay knew of the new one; a row that came then overtook them."""
     elsewhere = Reader(channel, await channel.declare_queue("elsewhere", durable=True))
     lost = [await outbox.insert(str(key), exchange="", routing_key="gone") for key in range(3)]
-    monkeypatch.setattr("relay.operate.quarantine.ring", lambda *_: None)
+    monkeypatch.setattr("relay.operate.routes.quarantine.ring", lambda *_: None)
 
     def send_elsewhere() -> int:
         with session(database) as connection:

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 from typing import cast
 
 from relay.config.settings import RelaySettings
-from relay.engine.health import TOLD_REASONS, Health
 from relay.engine.nodes.stall import StallWatch
 from relay.engine.row import Outcome, Settled
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Delivered
+from relay.runtime.health import TOLD_REASONS, Health
 from tests.engine.follower import IN_ORDER
 from tests.engine.recording_wire import RecordingWire
 from tests.engine.rows import rows

@@ -131,7 +131,7 @@ async def test_links_are_bounded_and_a_strange_context_is_none(
 
 def test_without_a_provider_there_is_no_tracer_and_nothing_is_imported() -> None:
     look = (
-        "import sys, relay.cli.run, relay.engine.node, relay.http.node\n"
+        "import sys, relay.cli.run, relay.engine.node, relay.probes.node\n"
         "from relay.observe import tracing\n"
         "tracing.set_up({})()\n"
         "assert tracing.tracer() is None\n"

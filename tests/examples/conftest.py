@@ -6,10 +6,10 @@ from pathlib import Path
 import aio_pika
 import pytest
 
-from relay.broker import topology
 from relay.config.loading import load
 from relay.config.settings import Settings
-from relay.database import connect_async
+from relay.servers.postgres.database import connect_async
+from relay.servers.rabbitmq import topology
 from tests.engine.conftest import run_node
 from tests.examples.invoices import DOWNSTREAM, EXAMPLE, TABLES, InvoiceExample
 from tests.migrations.conftest import empty_database

@@ -10,11 +10,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from relay.broker import topology
 from relay.config.loading import load
 from relay.config.settings import Settings
 from relay.consume.pool.candidate import candidate_beside
-from relay.database import connect_async
+from relay.servers.postgres.database import connect_async
+from relay.servers.rabbitmq import topology
 from tests.engine.conftest import RunNode
 from tests.examples.invoices import ISSUE, TABLES
 from tests.support.eventually import eventually

@@ -11,8 +11,8 @@ from pamqp.commands import Basic, Exchange, Queue
 from pydantic import SecretStr
 from yarl import URL
 
-from relay.broker import connection as broker
 from relay.config.settings import Settings
+from relay.servers.rabbitmq import connection as broker
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import to_hosts, two_hosts
 from tests.faults.load import relaying, under_load

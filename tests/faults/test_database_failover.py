@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from relay.config.settings import DatabaseSettings, Settings
 from relay.engine.node import Node
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.faults.evidence import read_ids
 from tests.faults.load import relaying, under_load
 from tests.faults.relay_sessions import RELAY_SESSIONS, reasons, with_database

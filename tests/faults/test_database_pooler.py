@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from relay.config.settings import Settings
-from relay.database import connect_async, require_session
 from relay.errors import ConfigurationError, DatabaseUnavailableError
+from relay.servers.postgres.database import connect_async, require_session
 from tests.cli.command import Command
 from tests.faults.load import relaying, under_load
 from tests.faults.relay_sessions import with_database

@@ -16,9 +16,9 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from relay.config.settings import DatabaseSettings, RelaySettings, Settings
-from relay.database import kind_of_loss
 from relay.engine.session.session import LaneSession
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
+from relay.servers.postgres.database import kind_of_loss
 from tests.faults.load import relaying, under_load
 from tests.faults.relay_sessions import RELAY_SESSIONS, reasons, with_database
 from tests.support.events import Events

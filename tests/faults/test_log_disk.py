@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings, Settings
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer

@@ -11,8 +11,8 @@ from psycopg.types.json import Json
 from relay.config.settings import Settings
 from relay.engine.node import Node
 from relay.errors import leaves
-from relay.http.kinds import kind_of
-from relay.statement_fault import FAULTS
+from relay.probes.kinds import kind_of
+from relay.servers.postgres.statement_fault import FAULTS
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 

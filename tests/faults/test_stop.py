@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.config.settings import RelaySettings, Settings
-from relay.database import connect_async
 from relay.engine.node import Node
+from relay.servers.postgres.database import connect_async
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.proxied import proxied

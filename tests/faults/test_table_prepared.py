@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings
 from relay.operate import holders
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from relay.operate.status import read_status
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.follower import insert

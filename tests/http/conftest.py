@@ -14,7 +14,7 @@ import pytest
 
 from relay.config.settings import HttpSettings, RelaySettings, Settings
 from relay.engine.node import Node
-from relay.http.node import answering_for
+from relay.probes.node import answering_for
 from tests.cli.command import RELAY
 from tests.http.site import Site
 from tests.operate.rows import Rows

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from relay.consume import Consumer, Message, on
-from relay.http.consumer import answering_for
+from relay.probes.consumer import answering_for
 from tests.consume.conftest import inbox, queue, table
 from tests.consume.effects import count, running
 from tests.http.site import Site

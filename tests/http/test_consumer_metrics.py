@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from relay import __version__
-from relay.broker.connection import connect, open_channel
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Overload, Permanent, Retries, WorkPolicy
 from relay.consume.queue_depth import ready_count
-from relay.http import cached_answer
+from relay.probes import cached_answer
+from relay.servers.rabbitmq.connection import connect, open_channel
 from tests.consume.effects import CONSUMER, QUEUE, Queue, Stumbling, Table, count
 from tests.consume.policies import QUICK, SEVERAL_MINUTES
 from tests.http.consumers import ORDERS, Hanging, inbox, queue, serving, table

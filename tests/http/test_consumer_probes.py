@@ -6,11 +6,11 @@ from typing import Any
 import psycopg
 import pytest
 
-import relay.http.server as served
+import relay.probes.server as served
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Overload, WorkPolicy, hindrances, on, startup
 from relay.consume.failed import held_messages
-from relay.http.consumer import answering_for
+from relay.probes.consumer import answering_for
 from tests.consume.effects import Queue, Stumbling, Table, count, running
 from tests.consume.policies import QUICK, SEVERAL_MINUTES
 from tests.http.consumers import ORDERS, Hanging, inbox, queue, serving, table

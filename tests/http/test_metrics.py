@@ -12,15 +12,16 @@ from psycopg.sql import SQL, Identifier
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from relay import __version__, database
-from relay.broker import connection as broker
+from relay import __version__
 from relay.config.settings import DatabaseSettings, RelaySettings, Settings, WireKind
 from relay.consume.classify import Reason
 from relay.engine.row import Outcome
-from relay.http import cached_answer
-from relay.http.backlog import COUNT_RECENT, COUNT_UNFINISHED, Backlog, Batches, Counts
 from relay.operate.batches import IS_UNFINISHED, number_of
 from relay.operate.status import BY_INDEX
+from relay.probes import cached_answer
+from relay.probes.backlog import COUNT_RECENT, COUNT_UNFINISHED, Backlog, Batches, Counts
+from relay.servers.postgres import database
+from relay.servers.rabbitmq import connection as broker
 from tests.http.conftest import RunSite
 from tests.http.metrics import DOCUMENT, documented, served
 from tests.http.site import Site

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pamqp.commands import Basic
 
-import relay.http.server as served
+import relay.probes.server as served
 from relay.config.settings import Settings
 from tests.cli.command import Command
 from tests.http.conftest import RunSite, StartRelay

@@ -16,9 +16,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from structlog.testing import capture_logs
 
 from relay.config.settings import Settings
-from relay.http import server
-from relay.http.kinds import KINDS, OTHER, kind_of
-from relay.http.server import answering, read_request
+from relay.probes import server
+from relay.probes.kinds import KINDS, OTHER, kind_of
+from relay.probes.server import answering, read_request
 from tests.http.conftest import RelayProcess, StartRelay
 from tests.http.site import Site
 from tests.support.eventually import eventually

@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.http.conftest import RelayProcess, StartRelay
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually

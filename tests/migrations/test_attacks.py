@@ -9,7 +9,7 @@ import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import SchemaError
-from relay.operate.migrate import downgrade, migrate
+from relay.operate.schema.migrate import downgrade, migrate
 from tests.migrations.conftest import Connection
 from tests.support.roles import NAMES, SCRIPT, allowed, granted_roles, role
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import downgrade, migrate
+from relay.operate.schema.migrate import downgrade, migrate
 from tests.migrations.conftest import Connection
 from tests.support.process import wait_for
 

@@ -9,8 +9,8 @@ from psycopg.sql import SQL, Identifier
 from relay.config.settings import DatabaseSettings
 from relay.jobs.job import list_jobs
 from relay.operate.failures import list_parked_groups
-from relay.operate.lock_wait import LockLimits
-from relay.operate.migrate import downgrade, migrate
+from relay.operate.schema.lock_wait import LockLimits
+from relay.operate.schema.migrate import downgrade, migrate
 from relay.operate.session import session
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of
@@ -20,7 +20,7 @@ PARKED = """
     INSERT INTO outbox.message (aggregate_type, event_type, payload, state, parked_at, last_error)
     SELECT 'a', 'e', '1', 'parked', now(), 'refused for ' || n FROM generate_series(1, 3) AS n
 """
-# As release 0.1.0 has them (relay/replay/job.py and session.py of that release).
+# As release 0.1.0 has them (relay/operate/sent/job.py and session.py of that release).
 MAKE = """
     INSERT INTO outbox.replay (made_by, filter, to_exchange, routing_key) VALUES ('ada', '{}', 'x', NULL) RETURNING id
 """

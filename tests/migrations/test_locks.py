@@ -10,8 +10,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
 from relay.operate.revision import SCRIPTS
+from relay.operate.schema.migrate import migrate
 from tests.migrations.conftest import url_of
 
 MODES = ("ACCESS EXCLUSIVE", "SHARE ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE")  # what relays or writers wait for
@@ -59,7 +59,7 @@ def test_a_migration_takes_the_locks_that_its_text_names(
             taken.update({t: mode for t, mode in of_tables.items() if roots[t] == t or of_tables[roots[t]] != mode})
             known.update(name for (name,) in observer.execute(KNOWN).fetchall())
 
-    monkeypatch.setattr("relay.operate.migrate.note_oldest_release", look)
+    monkeypatch.setattr("relay.operate.schema.migrate.note_oldest_release", look)
     migrate(empty_database, revision)
 
     assert taken == strongest(named(script.module.__doc__ or "", known))

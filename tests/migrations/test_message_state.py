@@ -6,7 +6,7 @@ from typing import LiteralString
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import downgrade, migrate
+from relay.operate.schema.migrate import downgrade, migrate
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of
 from tests.support.days import make_days

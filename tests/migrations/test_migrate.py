@@ -1,4 +1,4 @@
-"""`relay.operate.migrate`: to head from anywhere, by anybody, as often as one likes."""
+"""`relay.operate.schema.migrate`: to head from anywhere, by anybody, as often as one likes."""
 
 import io
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import SchemaError
-from relay.operate.migrate import current_revision, downgrade, migrate, write_sql
 from relay.operate.revision import head_revision
+from relay.operate.schema.migrate import current_revision, downgrade, migrate, write_sql
 from tests.migrations.catalog import description
 from tests.migrations.conftest import url_of
 from tests.support.postgres import PostgresServer
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.every_postgres
 
 MIGRATE = """
 import sys
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from relay.config.settings import DatabaseSettings
 migrate(DatabaseSettings(url=sys.argv[1]))
 """

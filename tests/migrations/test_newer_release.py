@@ -11,15 +11,15 @@ import pytest
 from alembic.script import ScriptDirectory
 
 import relay as product
-from relay.compatibility import release_needed
 from relay.config.settings import DatabaseSettings
-from relay.database import connect_async
 from relay.engine.session.session import prepare
 from relay.errors import SchemaError
-from relay.operate import migrate as operate
 from relay.operate import revision as revisions
-from relay.operate.migrate import current_revision, downgrade, dropped_tables, migrate
 from relay.operate.revision import SCRIPTS, head_revision
+from relay.operate.schema import migrate as operate
+from relay.operate.schema.migrate import current_revision, downgrade, dropped_tables, migrate
+from relay.servers.postgres.compatibility import release_needed
+from relay.servers.postgres.database import connect_async
 from tests.cli.command import Command
 from tests.migrations.catalog import description
 from tests.support.revision import is_at_head

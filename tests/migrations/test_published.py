@@ -1,7 +1,7 @@
 """0014, 0016: what marks have counted stays in the totals when the tables go back; relays have their rights at once."""
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import downgrade, migrate
+from relay.operate.schema.migrate import downgrade, migrate
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of
 from tests.migrations.earlier_roles import earlier_roles

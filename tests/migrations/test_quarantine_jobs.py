@@ -1,7 +1,7 @@
 """0019: a job over rows in quarantine goes when the tables go back."""
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import downgrade, migrate
+from relay.operate.schema.migrate import downgrade, migrate
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate, sqlalchemy_engine
+from relay.operate.schema.migrate import migrate, sqlalchemy_engine
 from relay.outbox import Event, OutboxMessage, add, add_many
 from tests.cli.command import Command
 from tests.migrations.conftest import Connection

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
 from relay.operate.packaged import roles
+from relay.operate.schema.migrate import migrate
 from tests.migrations.conftest import Connection
 
 INSERT = "INSERT INTO events.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"

@@ -8,7 +8,7 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import downgrade, migrate
+from relay.operate.schema.migrate import downgrade, migrate
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of
 from tests.migrations.earlier_roles import earlier_roles

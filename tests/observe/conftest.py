@@ -12,8 +12,8 @@ import pytest
 from relay.config.settings import BrokerSettings, Settings
 from relay.consume import Consumer, FailurePolicy, Inbox, WorkPolicy
 from relay.consume.apply.handlers import AsyncHandler
-from relay.http import cached_answer
-from relay.http.consumer import answering_for
+from relay.probes import cached_answer
+from relay.probes.consumer import answering_for
 from tests.consume.conftest import inbox, queue, table
 from tests.consume.effects import QUEUE, count, running
 from tests.http.conftest import RunSite, rows, run_site

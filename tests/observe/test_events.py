@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {"debug", "info", "warning", "error"}
 ITEM = re.compile(r"^- (`[a-z_.]+`(?:, `[a-z_.]+`)*) \((\w+(?:, \w+)*)(?:: ([^)]*))?\): ", re.MULTILINE)
-PARTS = ("broker", "queues", "database", "lanes")  # of relay/engine/health.py, which puts the name together
+PARTS = ("broker", "queues", "database", "lanes")  # of relay/runtime/health.py, which puts the name together
 
 
 def logged() -> Iterator[tuple[str, str, set[str]]]:

@@ -12,10 +12,10 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-from relay.broker.connection import connect
 from relay.config.settings import BrokerSettings, LogFormat, LogSettings
 from relay.errors import BrokerUnavailableError
 from relay.observe.log import set_up
+from relay.servers.rabbitmq.connection import connect
 from tests.support.eventually import eventually
 from tests.support.process import free_port
 from tests.support.rabbitmq import RabbitServer

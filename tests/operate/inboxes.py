@@ -12,8 +12,8 @@ from relay.operate.reconcile.inbox import FLAG, Inbox
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import Report
 from relay.operate.reconcile.run import Question, Show, reconcile
+from relay.operate.sent.selection import Selection, now
 from relay.operate.session import session
-from relay.replay.selection import Selection, now
 from tests.operate.rows import Rows
 from tests.support.days import make_days
 

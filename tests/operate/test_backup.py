@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox
-from relay.database import connect_async
+from relay.servers.postgres.database import connect_async
 from tests.cli.command import Command
 from tests.consume.effects import CONSUMER, EFFECTS, QUEUE, Table, count, running
 from tests.support.eventually import eventually

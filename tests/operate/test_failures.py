@@ -17,8 +17,8 @@ from relay.operate.failures import (
     read_parked_group,
     routes_of_group,
 )
-from relay.operate.parked import ARCHIVED, Selection, composed, list_parked
-from relay.operate.release import READ_HEADS, change_rows
+from relay.operate.parked.change import READ_HEADS, change_rows
+from relay.operate.parked.read import ARCHIVED, Selection, composed, list_parked
 from tests.operate.rows import Rows
 from tests.support.plans import explain, tables
 

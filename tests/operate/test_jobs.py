@@ -20,9 +20,9 @@ from relay.jobs.job import (
     resume_job,
     running,
 )
-from relay.operate import release
-from relay.operate.parked import Selection
-from relay.operate.release import change_rows, order_rows, run_rows
+from relay.operate.parked import change as release
+from relay.operate.parked.change import change_rows, order_rows, run_rows
+from relay.operate.parked.read import Selection
 from relay.operate.session import session
 from tests.operate.rows import Rows
 from tests.support.process import wait_for

@@ -6,10 +6,10 @@ import psycopg
 import pytest
 
 from relay.jobs.job import Job
-from relay.operate import quarantine_job
-from relay.operate.quarantine import list_routes
-from relay.operate.quarantine_job import order_discard
-from relay.operate.release import run_rows
+from relay.operate.parked.change import run_rows
+from relay.operate.routes import discard as quarantine_job
+from relay.operate.routes.discard import order_discard
+from relay.operate.routes.quarantine import list_routes
 from tests.operate.rows import Rows
 from tests.support.process import wait_for
 

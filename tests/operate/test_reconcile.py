@@ -8,7 +8,7 @@ import pytest
 from relay.consume.message import id_of_writer
 from relay.errors import NotFoundError
 from relay.operate.reconcile import compare
-from relay.replay.selection import Selection
+from relay.operate.sent.selection import Selection
 from tests.operate.inboxes import DAY, HOUR, MINUTE, Ends, figures
 
 

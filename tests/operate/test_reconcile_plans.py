@@ -11,8 +11,8 @@ from psycopg.sql import SQL, Composed
 from relay.operate.reconcile.inbox import APPLIED, CONSUMERS
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.table import rows_statement
+from relay.operate.sent.selection import Selection
 from relay.operate.status import BY_INDEX
-from relay.replay.selection import Selection
 from tests.support.days import make_days
 from tests.support.plans import Plan, explain, scans, tables
 

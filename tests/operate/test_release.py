@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import DatabaseUnavailableError, PartlyDoneError
-from relay.operate import release
-from relay.operate.parked import Selection, show_parked
-from relay.operate.release import Done
+from relay.operate.parked import change as release
+from relay.operate.parked.change import Done
+from relay.operate.parked.read import Selection, show_parked
 from relay.operate.session import session
 from tests.operate.rows import Rows
 from tests.support.bulk import discard, preview, retry

@@ -8,9 +8,9 @@ import pytest
 from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings, Settings
-from relay.doctor.database import examine_database
-from relay.doctor.finding import Verdict
 from relay.operate import holders
+from relay.operate.doctor.database import examine_database
+from relay.operate.doctor.finding import Verdict
 from relay.operate.status import read_status
 from tests.support.postgres import PostgresServer
 from tests.support.process import wait_for

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate, sqlalchemy_engine
+from relay.operate.schema.migrate import migrate, sqlalchemy_engine
 from relay.outbox import Event, OutboxMessage, PayloadTooLargeError, add, add_many, insert
 from relay.outbox.row import row_of
 from tests.outbox.conftest import MessageTable

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relay.engine.health import Health
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.wire import Wire
 from relay.errors import NotAcceptedError
@@ -21,6 +20,7 @@ from relay.publisher import delivery_path as module
 from relay.publisher.buffer import Buffer, Left
 from relay.publisher.delivery_path import DeliveryPath
 from relay.publisher.entry import Entry
+from relay.runtime.health import Health
 from tests.publisher.events import measured
 
 TURNS = 8  # of the event loop after each step, so that each task that can go on does

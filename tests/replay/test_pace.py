@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from relay.config.settings import DatabaseSettings
+from relay.operate.sent.pace import BESIDE_LIVE, FULL, SLICE, Pace
+from relay.operate.sent.selection import Selection
+from relay.operate.sent.serve import order_replay
+from relay.operate.sent.session import ReplaySession
 from relay.operate.session import session as operator_session
-from relay.replay.pace import BESIDE_LIVE, FULL, SLICE, Pace
-from relay.replay.selection import Selection
-from relay.replay.serve import order_replay
-from relay.replay.session import ReplaySession
 from tests.replay.sent import SentRows
 from tests.support.eventually import eventually
 

@@ -6,9 +6,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.replay.selection import Selection, count_statement
-from relay.replay.serve import order_replay
-from relay.replay.session import places_statement, read_statement
+from relay.operate.sent.selection import Selection, count_statement
+from relay.operate.sent.serve import order_replay
+from relay.operate.sent.session import places_statement, read_statement
 from tests.support.days import make_days
 from tests.support.plans import explain, nodes, tables
 

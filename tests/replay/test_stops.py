@@ -7,11 +7,11 @@ import pytest
 from yarl import URL
 
 from relay.config.settings import Settings
+from relay.operate.sent.run import Replay, RunEnd
+from relay.operate.sent.selection import Selection
+from relay.operate.sent.serve import order_replay
+from relay.operate.sent.session import ReplaySession, Saved
 from relay.operate.session import session as operator_session
-from relay.replay.run import Replay, RunEnd
-from relay.replay.selection import Selection
-from relay.replay.serve import order_replay
-from relay.replay.session import ReplaySession, Saved
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, repeats
 from tests.support.eventually import eventually

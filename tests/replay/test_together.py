@@ -10,10 +10,10 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from relay.config.settings import DatabaseSettings, Settings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.errors import BusyError
+from relay.operate.sent.selection import Selection
+from relay.operate.sent.serve import order_replay
+from relay.operate.sent.session import ReplaySession
 from relay.operate.session import session as operator_session
-from relay.replay.selection import Selection
-from relay.replay.serve import order_replay
-from relay.replay.session import ReplaySession
 from tests.consume.effects import running
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, ids_of

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 import outbox_spark
 from outbox_spark.spark_api import TIME_TYPES
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.spark.frames import counts, invoices, one, save, staging_tables
 from tests.spark.releases import with_sources
 

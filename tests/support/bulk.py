@@ -6,9 +6,9 @@ from collections.abc import Callable
 import psycopg
 
 from relay.jobs.job import Kind
-from relay.operate import release
-from relay.operate.parked import Selection
-from relay.operate.release import Done, change_rows
+from relay.operate.parked import change as release
+from relay.operate.parked.change import Done, change_rows
+from relay.operate.parked.read import Selection
 
 
 def preview(connection: psycopg.Connection, schema: str, selection: Selection) -> Done:

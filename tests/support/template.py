@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.support.postgres import PostgresServer
 
 # One for each process of pytest-xdist, since all of them share a given server.

@@ -9,12 +9,12 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from yarl import URL
 
-from relay.broker.connection import connect
-from relay.broker.hosts import broker_urls
-from relay.broker.tls import TLS_PARAMETERS
 from relay.config.loading import load
 from relay.config.settings import BrokerSettings
+from relay.config.tls import TLS_PARAMETERS
 from relay.errors import BrokerUnavailableError, ConfigurationError
+from relay.servers.rabbitmq.connection import connect
+from relay.servers.rabbitmq.hosts import broker_urls
 from tests.support.certificates import Authority, Certificate
 from tests.support.names import Names
 from tests.support.process import free_port
@@ -28,7 +28,7 @@ DOCUMENTED = Path(__file__).parents[2] / "docs" / "tls.md"
 
 CONNECT = """
 import asyncio, sys
-from relay.broker.connection import connect
+from relay.servers.rabbitmq.connection import connect
 from relay.config.settings import BrokerSettings
 asyncio.run(connect(BrokerSettings(url=sys.argv[1]), "test"))
 """

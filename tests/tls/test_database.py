@@ -17,8 +17,8 @@ from pydantic import SecretStr
 
 from outbox_spark.connection import conninfo as spark_conninfo
 from relay.config.settings import DatabaseSettings
-from relay.database import connect, connect_async
 from relay.errors import DatabaseUnavailableError
+from relay.servers.postgres.database import connect, connect_async
 from tests.support.certificates import Authority, Certificate
 from tests.support.eventually import eventually
 from tests.support.postgres import PostgresServer
@@ -30,7 +30,7 @@ SSL_REQUEST = 80877103
 
 BY_RELAY = """
 import sys
-from relay.database import connect
+from relay.servers.postgres.database import connect
 from relay.config.settings import DatabaseSettings
 connect(DatabaseSettings(url=sys.argv[1]))
 """

@@ -10,11 +10,11 @@ import psycopg
 from pydantic import SecretStr
 from yarl import URL
 
-from relay.broker.connection import connect
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.outbox import Event, add
 from relay.publisher import DurablePublisher
+from relay.servers.rabbitmq.connection import connect
 from tests.cli.command import Command
 from tests.support.certificates import Authority, Certificate
 from tests.support.eventually import eventually

@@ -5,7 +5,6 @@ from typing import Any
 import aio_pika
 import pytest
 
-from relay.broker.topology import BAD, Standing, apply
 from relay.config.settings import BrokerSettings
 from relay.config.topology import (
     Binding,
@@ -16,6 +15,7 @@ from relay.config.topology import (
     QueueType,
     TopologySettings,
 )
+from relay.servers.rabbitmq.topology import BAD, Standing, apply
 from tests.support.definitions import definitions
 from tests.support.rabbitmq import RabbitServer
 

@@ -6,10 +6,10 @@ import pytest
 from pamqp.commands import Queue as QueueMethods
 from pydantic import SecretStr
 
-from relay.broker.topology import Standing, apply
 from relay.config.settings import BrokerSettings
 from relay.config.topology import Queue, TopologySettings
 from relay.errors import BrokerUnavailableError
+from relay.servers.rabbitmq.topology import Standing, apply
 from tests.support.definitions import definitions
 from tests.support.proxied import proxied
 from tests.support.proxy import Act, Way
@@ -34,7 +34,7 @@ async def test_a_connection_lost_on_the_way_costs_one_thing(
 async def test_a_host_that_does_not_answer_is_left_for_the_next(
     broker: BrokerSettings, broker_url: str, rabbitmq: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.broker.topology.DECLARE_TIMEOUT", 3.0)
+    monkeypatch.setattr("relay.servers.rabbitmq.topology.DECLARE_TIMEOUT", 3.0)
     async with proxied(broker) as (proxy, far):
         proxy.on_frame(Way.DOWN, QueueMethods.DeclareOk, 2, Act.HOLD)  # one is declared, two was looked for
         urls = f"{far.url.get_secret_value()},{broker_url}"

@@ -6,9 +6,9 @@ import pytest
 from pydantic import SecretStr
 from yarl import URL
 
-from relay.broker.topology import Standing, apply
 from relay.config.settings import BrokerSettings
 from relay.config.topology import Binding, Exchange, Queue, TopologySettings
+from relay.servers.rabbitmq.topology import Standing, apply
 from tests.support.definitions import definitions
 from tests.support.rabbitmq import RabbitServer
 

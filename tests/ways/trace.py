@@ -21,7 +21,12 @@ from psycopg.sql import SQL, Composed
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("relay/", "spark/outbox_spark/")
-KNOWN = {"relay/errors.py", "relay/logger.py", "relay/backoff.py", "spark/outbox_spark/errors.py"}  # by their names
+KNOWN = {
+    "relay/errors.py",
+    "relay/logger.py",
+    "relay/runtime/backoff.py",
+    "spark/outbox_spark/errors.py",
+}  # by their names
 PASSAGES = 5
 TELLING = 20  # characters by which a statement is recognised
 ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}

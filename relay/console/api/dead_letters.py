@@ -1,7 +1,7 @@
 """`/dead-letters`: what consumers gave up. A queue has no index: a list is read from its beginning, up to a limit.
 
 Each request is a POST: a look takes letters out of their queue for a moment. After some looks copies take their place
-(relay/operate/dead_letters/queue.py).
+(relay/operate/letters/queue.py).
 """
 
 import asyncio
@@ -35,13 +35,13 @@ from relay.console.api.parameters import (
 from relay.console.given import Configured, Operations, Operator, Owner, Sessions, within
 from relay.jobs.job import Job
 from relay.observe.printable import printable_json
-from relay.operate.dead_letters.audit import Entry
-from relay.operate.dead_letters.change import Done, queues_of
-from relay.operate.dead_letters.export import export
-from relay.operate.dead_letters.letter import Letter, Selection
-from relay.operate.message import note_reveal
-from relay.operate.whereabouts import MAX_ID
-from relay.replay.moment import parse_interval
+from relay.operate.letters.audit import Entry
+from relay.operate.letters.change import Done, queues_of
+from relay.operate.letters.export import export
+from relay.operate.letters.letter import Letter, Selection
+from relay.operate.messages.message import note_reveal
+from relay.operate.messages.whereabouts import MAX_ID
+from relay.operate.sent.moment import parse_interval
 
 router = APIRouter(prefix="/dead-letters", tags=["dead-letters"])
 MessageId = Annotated[Text, Field(min_length=1)]

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from relay.console.api.parameters import Closed, QueueName, Text
 from relay.console.given import Operations, Operator, Viewer
-from relay.operate.whereabouts import MAX_ID
+from relay.operate.messages.whereabouts import MAX_ID
 from relay.operations.results import Failures
 
 router = APIRouter(prefix="/failures", tags=["failures"])

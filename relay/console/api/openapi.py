@@ -1,6 +1,5 @@
-"""The OpenAPI document of `/api/v1`; `python -m relay.console.api.openapi` prints it, for docs/openapi.json."""
+"""The OpenAPI document of `/api/v1`."""
 
-import sys
 from typing import Any
 
 import orjson
@@ -72,14 +71,3 @@ def as_text(told: dict[str, Any]) -> str:
     """Return the document as the file has it."""
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SORT_KEYS
     return orjson.dumps(told, option=options).decode()
-
-
-def main() -> None:
-    """Print the document."""
-    from relay.console.api.router import router  # noqa: PLC0415  (it has this module)
-
-    sys.stdout.write(as_text(document(router.routes)))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from relay.console.given import QUEUE_NAME, GroupId, Id
 from relay.errors import UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
-from relay.operate import parked
-from relay.operate.whereabouts import RowId, row_ids
-from relay.replay.selection import Filter
+from relay.operate.messages.whereabouts import RowId, row_ids
+from relay.operate.parked import read as parked
+from relay.operate.sent.selection import Filter
 
 MOST = 1000  # rows that one request lists or changes
 

@@ -26,10 +26,10 @@ from relay.console.api.parameters import (
 )
 from relay.console.given import Operations, Operator, Owner, Sessions, Viewer, within
 from relay.jobs.job import Kind
-from relay.operate.message import note_reveal
-from relay.operate.parked import ARCHIVED, PARKED, Parked, ParkedMessage
-from relay.operate.release import Done
-from relay.operate.whereabouts import MAX_ID
+from relay.operate.messages.message import note_reveal
+from relay.operate.messages.whereabouts import MAX_ID
+from relay.operate.parked.change import Done
+from relay.operate.parked.read import ARCHIVED, PARKED, Parked, ParkedMessage
 from relay.operations.results import Ordered
 
 router = APIRouter(prefix="/parked", tags=["parked"])

@@ -24,8 +24,8 @@ from relay.console.api.parameters import (
 )
 from relay.console.given import Id, Operations, Operator, Owner, ShortString, Viewer, within
 from relay.errors import UsageError
-from relay.operate.quarantine import Changed, RouteStatus, WaitingRow
-from relay.operate.whereabouts import row_ids
+from relay.operate.messages.whereabouts import row_ids
+from relay.operate.routes.quarantine import Changed, RouteStatus, WaitingRow
 from relay.operations.results import Ordered, RoutePreview
 
 router = APIRouter(prefix="/quarantine", tags=["quarantine"])

@@ -18,9 +18,9 @@ from relay.console.api.parameters import (
 from relay.console.given import Operations, Operator, ShortString, Viewer, within
 from relay.errors import UsageError
 from relay.jobs.job import Job
+from relay.operate.sent.selection import Filter
+from relay.operate.sent.target import Target, Trace
 from relay.operations.results import ReplayPreview
-from relay.replay.selection import Filter
-from relay.replay.target import Target, Trace
 
 router = APIRouter(prefix="/replay", tags=["replay"])
 

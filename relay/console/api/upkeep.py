@@ -9,8 +9,6 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from relay.broker import topology
-from relay.broker.topology import Declared
 from relay.config.topology import TopologySettings
 from relay.console.api.once import Once
 from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Reasoned, Text
@@ -21,6 +19,8 @@ from relay.operate.reconcile.ask import Asked
 from relay.operate.reconcile.report import Report
 from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
 from relay.retention.day import Fate, OldDay
+from relay.servers.rabbitmq import topology
+from relay.servers.rabbitmq.topology import Declared
 
 router = APIRouter()
 Keep = Annotated[Text | None, Field(description='"30 days"; else as the settings say.')]

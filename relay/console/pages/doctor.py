@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse
 from relay.console.checkup import Checkup
 from relay.console.given import Viewer
 from relay.console.templates import page
-from relay.doctor.finding import Verdict, summary
+from relay.operate.doctor.finding import Verdict, summary
 
 router = APIRouter()
 

@@ -33,12 +33,12 @@ from relay.console.looks import Look, Looks
 from relay.console.templates import page
 from relay.errors import NotFoundError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Kind
-from relay.operate.dead_letters.audit import Entry
-from relay.operate.dead_letters.change import queues_of
-from relay.operate.dead_letters.letter import Selection as LetterSelection
 from relay.operate.failures import Where, by_weight, read_group, with_retries
-from relay.operate.parked import Selection, first_parked
-from relay.operate.whereabouts import row_ids
+from relay.operate.letters.audit import Entry
+from relay.operate.letters.change import queues_of
+from relay.operate.letters.letter import Selection as LetterSelection
+from relay.operate.messages.whereabouts import row_ids
+from relay.operate.parked.read import Selection, first_parked
 
 router = APIRouter()
 

@@ -18,9 +18,9 @@ from relay.console.given import FormWords, Id, Operator, Sessions, Viewer
 from relay.console.looks import Looks
 from relay.console.templates import page
 from relay.errors import OutboxError, UsageError
-from relay.operate.message import Audited, Message, read_audit, read_message, read_outcome, reveal_message
-from relay.operate.messages import Place, Search, State, row_id, search
-from relay.scrub import scrub
+from relay.operate.messages.look import Place, Search, State, row_id, search
+from relay.operate.messages.message import Audited, Message, read_audit, read_message, read_outcome, reveal_message
+from relay.runtime.scrub import scrub
 
 router = APIRouter()
 

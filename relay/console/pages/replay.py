@@ -14,8 +14,8 @@ from relay.console.given import Operations, Operator, Viewer, Words
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
-from relay.replay.selection import Filter
-from relay.replay.target import Target, Trace
+from relay.operate.sent.selection import Filter
+from relay.operate.sent.target import Target, Trace
 
 router = APIRouter()
 

@@ -14,8 +14,8 @@ from relay.console.given import FormWords, Id, Lane, Operations, Operator, Owner
 from relay.console.templates import page
 from relay.engine.session.session import LANES
 from relay.errors import NotFoundError, UsageError
-from relay.http.cached_answer import CachedAnswer
-from relay.operate.route_map import RouteMap
+from relay.operate.routes.map import RouteMap
+from relay.probes.cached_answer import CachedAnswer
 
 router = APIRouter()
 

@@ -18,7 +18,6 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from relay.broker.connection import is_told_to_end
 from relay.consume.message import Message
 from relay.errors import (
     ConfigurationError,
@@ -27,6 +26,7 @@ from relay.errors import (
     HandlerResultError,
     InvalidPayloadError,
 )
+from relay.servers.rabbitmq.connection import is_told_to_end
 
 # What they get besides the message depends on the inbox.
 AsyncHandler = Callable[[Message[Any], Any], Awaitable[None]] | Callable[[list[Message[Any]], Any], Awaitable[None]]

@@ -6,13 +6,13 @@ from time import monotonic
 import psycopg
 from psycopg.sql import Composed
 
-from relay.backoff import Stopping
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions import Parameters, Rows
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.hindrances import Outages
-from relay.database import one_line
 from relay.errors import DatabaseUnavailableError, SchemaError
+from relay.runtime.backoff import Stopping
+from relay.servers.postgres.database import one_line
 
 MISSING = """
     SELECT format('%%I.%%I', %(schema)s::text, name), string_agg(privilege, ', ' ORDER BY privilege)

@@ -21,8 +21,8 @@ from relay.consume.apply.handlers import Handlers, call, call_async
 from relay.consume.apply.inbox import Admission, Inbox
 from relay.consume.apply.sqlalchemy_engine import engine_of, refuse_inherited
 from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions
-from relay.database import is_refusal, one_line
 from relay.errors import ConfigurationError, DatabaseUnavailableError
+from relay.servers.postgres.database import is_refusal, one_line
 
 # A session's commit() releases a savepoint, and its rollback(), also that after a failed flush, goes back to it.
 IN_SAVEPOINT = "create_savepoint"

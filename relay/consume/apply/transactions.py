@@ -22,7 +22,6 @@ from psycopg.rows import tuple_row
 from psycopg.sql import Composed
 from psycopg.transaction import OutOfOrderTransactionNesting
 
-from relay.backoff import Backoff, Stopping, raise_if_set, wait_for_event
 from relay.consume.apply.handlers import Handlers, call, call_async, in_own_task
 from relay.consume.apply.inbox import (
     MAKE_DAYS,
@@ -43,7 +42,6 @@ from relay.consume.database_faults import Fault, cause_of, fault_of
 from relay.consume.hindrances import Entry, Outages, Overloaded
 from relay.consume.message import Delivery, Message
 from relay.consume.policies import FailureClass
-from relay.database import CANCEL_TIMEOUT, connect, connect_async, is_finished, one_line, unplug
 from relay.errors import (
     DatabaseUnavailableError,
     HandlerError,
@@ -53,6 +51,8 @@ from relay.errors import (
     TransactionEndedError,
 )
 from relay.logger import get_logger
+from relay.runtime.backoff import Backoff, Stopping, raise_if_set, wait_for_event
+from relay.servers.postgres.database import CANCEL_TIMEOUT, connect, connect_async, is_finished, one_line, unplug
 
 log = get_logger("relay.consume")
 

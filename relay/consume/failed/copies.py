@@ -12,7 +12,6 @@ from typing import Protocol
 
 from aiormq.abc import DeliveredMessage
 
-from relay.backoff import Backoff, wait_for_event
 from relay.consume.classify import Failure, Reason
 from relay.consume.counters import Counters
 from relay.consume.failed.copy_publisher import CopyPublisher, CopyRefusedError
@@ -22,6 +21,7 @@ from relay.consume.failed.queues import retry_queue_name
 from relay.consume.message import Delivery
 from relay.logger import get_logger
 from relay.observe.printable import printable
+from relay.runtime.backoff import Backoff, wait_for_event
 
 log = get_logger("relay.consume")
 

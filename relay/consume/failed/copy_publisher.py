@@ -8,10 +8,10 @@ from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError, DeliveryError, PublishError
 from pamqp.commands import Basic
 
-from relay.broker.connection import Connection, connect, is_told_to_end, open_channel_within, words
 from relay.config.settings import BrokerSettings
 from relay.consume.failed.envelope import folded
 from relay.errors import BrokerUnavailableError
+from relay.servers.rabbitmq.connection import Connection, connect, is_told_to_end, open_channel_within, words
 
 UNSENDABLE = (TypeError, ValueError, OverflowError, struct.error)
 

@@ -21,9 +21,9 @@ from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.broker.content_header import UndecodableError, decode_own
 from relay.consume.apply.fence import EPOCH, PARTITION
 from relay.consume.classify import Failure, History
+from relay.servers.rabbitmq.content_header import UndecodableError, decode_own
 
 Changed = TypeVar("Changed", Basic.Deliver, Basic.Properties)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from time import monotonic
 
-from relay.backoff import Stopping, wait_for_event
 from relay.consume.apply.transactions import Attempt
 from relay.consume.classify import Failure, Judge, Reason, log_failure, poisoned
 from relay.consume.failed.copies import ChannelContext, Copies, Offer
@@ -16,6 +15,7 @@ from relay.consume.failed.poison import SUSPECT_FROM
 from relay.consume.hindrances import Overloaded, OverloadGate
 from relay.consume.message import Delivery
 from relay.errors import DatabaseUnavailableError
+from relay.runtime.backoff import Stopping, wait_for_event
 
 TAKEN_INTERVAL = 0.1  # seconds between two looks while what is due is in the hands of another process
 LOOK_INTERVAL = 5.0  # seconds between two looks for what another process has left behind

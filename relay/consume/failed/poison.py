@@ -11,11 +11,11 @@ from collections.abc import Collection
 from contextlib import suppress
 from uuid import UUID
 
-from relay.backoff import Stopping
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.policies import LEAST_POISON_LIMIT
 from relay.errors import DatabaseUnavailableError
+from relay.runtime.backoff import Stopping
 
 # The first delivery of what comes again: nobody counted it, and it may be what the process died of.
 UNCOUNTED_ATTEMPTS = 1

@@ -1,7 +1,7 @@
 """The queues next to the one that is consumed: where messages wait for their next try, and where the dead letters go.
 
 And what a pool has in place of that one: a queue for each partition. Declared at the start of a consumer and never on a
-reconnect (`relay.broker.topology` says why), or at the deployment.
+reconnect (`relay.servers.rabbitmq.topology` says why), or at the deployment.
 """
 
 from collections.abc import Iterable
@@ -10,14 +10,14 @@ from typing import TypeVar
 from aiormq.abc import DeliveredMessage
 from pydantic import ValidationError
 
-from relay.broker.connection import Connection, connect
-from relay.broker.topology import Standing, declare
 from relay.config.settings import BrokerSettings
 from relay.config.topology import Binding, Exchange, ExchangeType, Overflow, Queue
 from relay.consume.apply.fence import PARTITION
 from relay.consume.failed.envelope import DEAD_SUFFIX
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError, QueueUnfitError
 from relay.logger import get_logger
+from relay.servers.rabbitmq.connection import Connection, connect
+from relay.servers.rabbitmq.topology import Standing, declare
 
 Thing = TypeVar("Thing", Exchange, Queue, Binding)
 

@@ -9,16 +9,16 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier, Literal
 
-from relay.backoff import Backoff, Stopping, unless_stopping, wait_for_event
 from relay.config.secret import read_again
 from relay.config.settings import DatabaseSettings, Settings
 from relay.consume.pool.check_in import pool_channel
 from relay.consume.pool.master import IDLE_INTERVAL, Master
 from relay.consume.pool.tables import master_lock
-from relay.database import connect_async, one_line, require_session
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError
 from relay.logger import get_logger
-from relay.silence import Silence
+from relay.runtime.backoff import Backoff, Stopping, unless_stopping, wait_for_event
+from relay.runtime.silence import Silence
+from relay.servers.postgres.database import connect_async, one_line, require_session
 
 STAND_BY_INTERVAL = 0.25  # seconds between two looks whether there is a master, while there are members
 MASTER_TIMEOUT = 2.0  # seconds without a sign of the master, after which its session is ended

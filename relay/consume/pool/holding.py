@@ -4,7 +4,6 @@ import asyncio
 from enum import Enum, auto
 from time import monotonic
 
-from relay.backoff import Stopping, raise_if_set, wait_for_event
 from relay.consume.apply.fence import Fence
 from relay.consume.apply.handlers import call_in_thread, in_own_task
 from relay.consume.apply.partition_state import PartitionState
@@ -17,6 +16,7 @@ from relay.consume.setup import Setup
 from relay.errors import BrokerUnavailableError, ConfigurationError, DatabaseUnavailableError, QueueMissingError
 from relay.logger import get_logger
 from relay.observe.printable import printable
+from relay.runtime.backoff import Stopping, raise_if_set, wait_for_event
 
 log = get_logger("relay.consume")
 

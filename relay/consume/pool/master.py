@@ -16,7 +16,7 @@ from relay.consume.apply.fence import lock_space
 from relay.consume.pool.assignment import Assigned, changes
 from relay.consume.pool.tables import Member, Pool, read_pools
 from relay.logger import get_logger
-from relay.silence import Silence
+from relay.runtime.silence import Silence
 
 LOOKS = 8  # within the time-out of a member
 IDLE_INTERVAL = 1.0  # seconds between two looks when there is no member

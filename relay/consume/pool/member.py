@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from secrets import token_hex
 
-from relay.backoff import Backoff, Stopping, unless_stopping, wait_for_event
 from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
@@ -32,9 +31,10 @@ from relay.consume.pool.member_connection import MemberConnection
 from relay.consume.pool.policy import Partition, PoolPolicy
 from relay.consume.startup import check_inbox, keep_up, note_queue, tell_left_behind, warn_of_single_batches
 from relay.errors import ConfigurationError, DatabaseUnavailableError
-from relay.forks import Opened
 from relay.logger import get_logger
-from relay.stopping import cut_after, shared_signals
+from relay.runtime.backoff import Backoff, Stopping, unless_stopping, wait_for_event
+from relay.runtime.forks import Opened
+from relay.runtime.stopping import cut_after, shared_signals
 
 CHECK_INS = 4  # within the time-out
 # To the database, when it holds all partitions: two for each, for its messages and for those that are held. Then one

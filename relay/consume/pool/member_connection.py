@@ -4,11 +4,11 @@ import asyncio
 
 from aiormq.abc import AbstractChannel
 
-from relay.broker.connection import Connection, connect, open_channel_within
 from relay.config.settings import BrokerSettings
 from relay.consume.queue_depth import ready_count
-from relay.engine.health import Health
 from relay.errors import BrokerUnavailableError
+from relay.runtime.health import Health
+from relay.servers.rabbitmq.connection import Connection, connect, open_channel_within
 
 
 class MemberConnection:

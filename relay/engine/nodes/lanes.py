@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Collection
 
 from psycopg.sql import SQL, Identifier, Literal
 
-from relay.backoff import wait_for_event
-from relay.engine.health import Health
 from relay.engine.read.floors import Floors
 from relay.engine.read.tail import Tail
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LANES, LaneSession, array_text
 from relay.logger import get_logger
+from relay.runtime.backoff import wait_for_event
+from relay.runtime.health import Health
 
 log = get_logger(__name__)
 

@@ -15,15 +15,15 @@ from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
 
 import relay
-from relay.backoff import until_tick, wait_for_event
 from relay.config.settings import RelaySettings
-from relay.engine.health import Health
 from relay.engine.nodes.lanes import Lanes
 from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LANES, LaneSession, Retry, retried
 from relay.logger import get_logger
-from relay.silence import Silence
+from relay.runtime.backoff import until_tick, wait_for_event
+from relay.runtime.health import Health
+from relay.runtime.silence import Silence
 
 log = get_logger(__name__)
 

@@ -9,13 +9,13 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from relay.backoff import until_tick
 from relay.config.settings import RelaySettings
-from relay.engine.health import Health
 from relay.engine.send.publisher import Publisher
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Delivered
-from relay.silence import StallTimer
+from relay.runtime.backoff import until_tick
+from relay.runtime.health import Health
+from relay.runtime.silence import StallTimer
 
 LOOK_INTERVAL = 1.0  # seconds
 SESSION_SETTLES = 2.0  # seconds after which a new session has read again what waits

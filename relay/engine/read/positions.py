@@ -20,7 +20,7 @@ from typing import NamedTuple
 from relay.config.settings import RelaySettings
 from relay.engine.row import Row
 from relay.engine.session.session import HeldLanes
-from relay.memory import beside
+from relay.runtime.memory import beside
 
 SWEEP_SHARE = 50  # a sweep takes at most this part of the time
 FAR = 100_000  # ids; a read that starts so far behind the last one may walk over many dead rows

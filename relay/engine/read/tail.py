@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import inf
 from operator import itemgetter
 
-from relay.backoff import wait_for_event
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.ahead import CROWD, Ahead
@@ -19,6 +18,7 @@ from relay.engine.read.positions import LaneFloor, Plan, Positions
 from relay.engine.row import Key, Row, fetch_rows, give_rows
 from relay.engine.session.session import LaneSession, Retry, array_text, retried
 from relay.logger import get_logger
+from relay.runtime.backoff import wait_for_event
 
 log = get_logger(__name__)
 

@@ -13,22 +13,8 @@ from aiormq.abc import AbstractChannel as Underlay
 from aiormq.exceptions import AMQPError, ConnectionClosed
 from pydantic import SecretStr
 
-from relay.backoff import backoff, until_tick
-from relay.broker import connection as broker
-from relay.broker.connection import (
-    HEARTBEATS_UNTIL_GONE,
-    Connection,
-    answer_within,
-    close_channel,
-    is_told_to_end,
-    kind_of_end,
-    words,
-)
-from relay.broker.hosts import broker_urls, is_listed
-from relay.broker.topology import Declared, Standing, Thing, declare, default_exchange, failed, listed
 from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import TopologySettings
-from relay.engine.health import Health
 from relay.engine.row import Outcome, Settled
 from relay.engine.send.message import Identity
 from relay.engine.send.probe import Prober, RefusedAll
@@ -39,6 +25,20 @@ from relay.engine.send.wire_factory import Wires
 from relay.errors import BrokerUnavailableError
 from relay.logger import get_logger
 from relay.observe.histogram import Histogram
+from relay.runtime.backoff import backoff, until_tick
+from relay.runtime.health import Health
+from relay.servers.rabbitmq import connection as broker
+from relay.servers.rabbitmq.connection import (
+    HEARTBEATS_UNTIL_GONE,
+    Connection,
+    answer_within,
+    close_channel,
+    is_told_to_end,
+    kind_of_end,
+    words,
+)
+from relay.servers.rabbitmq.hosts import broker_urls, is_listed
+from relay.servers.rabbitmq.topology import Declared, Standing, Thing, declare, default_exchange, failed, listed
 
 log = get_logger(__name__)
 

@@ -21,7 +21,6 @@ from aiormq.abc import AbstractChannel, ChannelFrame
 from pamqp.commands import Basic, Channel
 from pamqp.header import ContentHeader
 
-from relay.broker.content_header import encode_table
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.message import (
     ENCODING_ERRORS,
@@ -40,6 +39,7 @@ from relay.engine.send.message import (
 from relay.engine.send.routes import Address, Router
 from relay.engine.send.wire import NACKED, Settle, after_close, returned_words
 from relay.observe.histogram import Histogram
+from relay.servers.rabbitmq.content_header import encode_table
 
 TIMED_EVERY = 16  # rows: a broker confirms a hundred at once, but single rows when several queues confirm in turn
 METHOD, HEADER, BODY, END = 1, 2, 3, b"\xce"

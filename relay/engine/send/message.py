@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Self
 import orjson
 from pamqp.commands import Basic
 
-from relay.broker.content_header import Properties
 from relay.config.settings import Settings
 from relay.engine.row import MAX_TRACESTATE, Row
 from relay.outbox.headers import MAX_HEADER_DEPTH, MAX_HEADER_NAME_BYTES
+from relay.servers.rabbitmq.content_header import Properties
 
 POSTGRES_EPOCH = 946_684_800  # 2000-01-01 as a Unix time
 JSON = b"application/json"

@@ -20,13 +20,13 @@ from pamqp import frame
 from pamqp.commands import Basic, Tx
 from pamqp.header import ContentHeader
 
-from relay.broker import connection as broker
-from relay.broker.connection import Connection, answer_within, words
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.frames import publish_frame
 from relay.engine.send.routes import Address, Router
 from relay.engine.send.wire import Settle, Wire, forbids_exchange, names_address
 from relay.errors import BrokerUnavailableError
+from relay.servers.rabbitmq import connection as broker
+from relay.servers.rabbitmq.connection import Connection, answer_within, words
 
 # Seconds for the channel and the confirm. While the broker blocks publishing, they count for a question only.
 ANSWER_WITHIN = 5.0

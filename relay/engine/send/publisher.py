@@ -13,7 +13,6 @@ from itertools import chain
 from time import monotonic
 from typing import NamedTuple, assert_never
 
-from relay.backoff import backoff
 from relay.config.settings import Unroutable
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Blame, Fault, Key, Outcome, Row, Settled, key_of
@@ -26,6 +25,7 @@ from relay.engine.send.routes import Router
 from relay.engine.send.wire import Wire, names_address
 from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
+from relay.runtime.backoff import backoff
 
 REMEMBERED = 50_000  # rows; a window has far fewer
 REFILL = 4  # while rows wait, a batch fills at least a quarter of the room: each batch costs the broker the same

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 from math import inf
 
-from relay.engine.health import Health
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.routes import Address, Router
 from relay.engine.send.wire import Settle
+from relay.runtime.health import Health
 
 PART = "queues"
 LASTING_AFTER = 5.0  # seconds without a confirm

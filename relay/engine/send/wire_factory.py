@@ -2,7 +2,6 @@
 
 from aiormq.abc import AbstractChannel as Underlay
 
-from relay.broker.connection import Connection
 from relay.config.settings import WireKind
 from relay.engine.send.codec import Encoder
 from relay.engine.send.frames import FrameWire
@@ -12,6 +11,7 @@ from relay.engine.send.routes import Router
 from relay.engine.send.wire import Settle, Wire
 from relay.observe import tracing
 from relay.observe.histogram import Histogram
+from relay.servers.rabbitmq.connection import Connection
 
 
 class Wires:

@@ -10,11 +10,11 @@ import psycopg
 from psycopg import errors
 from psycopg.sql import SQL
 
-from relay.backoff import backoff, wait_for_event
-from relay.engine.health import Health
 from relay.engine.session.session import LaneSession
 from relay.logger import get_logger
-from relay.statement_fault import StatementFault, fault_of
+from relay.runtime.backoff import backoff, wait_for_event
+from relay.runtime.health import Health
+from relay.servers.postgres.statement_fault import StatementFault, fault_of
 
 log = get_logger(__name__)
 

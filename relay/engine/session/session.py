@@ -3,9 +3,9 @@
 A lane belongs to the session that holds its advisory lock. Its rows are read and marked on that very session, so a
 node that lost the session can neither read nor mark another row.
 
-Most errors leave the session and its lanes as they are (relay/statement_fault.py): a full disk, a locked
-table, a missing day. The statement is then repeated (`retried`) until it succeeds. Confirmed rows that cannot be marked
-stay in the window, which fills; then the relay reads no more, and so sends no more.
+Most errors leave the session and its lanes as they are: a full disk, a locked table, a missing day
+(relay/servers/postgres/statement_fault.py). The statement is then repeated (`retried`) until it succeeds. Confirmed
+rows that cannot be marked stay in the window, which fills; then the relay reads no more, and so sends no more.
 """
 
 import asyncio
@@ -21,10 +21,12 @@ import psycopg
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Identifier, Literal
 
-from relay.backoff import wait_for_event
-from relay.compatibility import READ_TABLES, refuse_newer
 from relay.config.settings import DatabaseSettings, KeyScope
-from relay.database import (
+from relay.engine.row import Row
+from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError
+from relay.runtime.backoff import wait_for_event
+from relay.servers.postgres.compatibility import READ_TABLES, refuse_newer
+from relay.servers.postgres.database import (
     KEEPALIVE,
     Connection,
     Host,
@@ -34,8 +36,6 @@ from relay.database import (
     require_session,
     unplug,
 )
-from relay.engine.row import Row
-from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError
 
 # The hot statements must not depend on statistics: those of an empty table make the planner choose a sequential
 # scan at the first spike (tests/engine/test_plans.py). This session runs nothing else.

@@ -12,7 +12,6 @@ from typing import assert_never
 import psycopg
 from psycopg.sql import SQL
 
-from relay.backoff import backoff
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
@@ -23,6 +22,7 @@ from relay.engine.settle.put_away import ClosedError, PutAway
 from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 from relay.logger import get_logger
 from relay.observe.histogram import Histogram
+from relay.runtime.backoff import backoff
 
 log = get_logger(__name__)
 

@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 import psycopg
 from psycopg import AsyncConnection
 
-from relay.backoff import backoff
 from relay.engine.read.tail import Tail
 from relay.engine.row import Row
 from relay.engine.session.session import LaneSession, Retry
-from relay.statement_fault import StatementFault, fault_of
+from relay.runtime.backoff import backoff
+from relay.servers.postgres.statement_fault import StatementFault, fault_of
 
 LOCK_WAIT = "200ms"  # each wait for the lock delays the marks of other rows
 PAUSE_INITIAL, PAUSE_MAX = 0.1, 2.0  # seconds between two statements that meet the lock

@@ -32,7 +32,6 @@ from typing import Any, assert_never
 
 from psycopg.sql import SQL
 
-from relay.backoff import backoff
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail, first_ids
 from relay.engine.row import Fault, Key, Row, fetch_rows, give_bytes, key_of, pieces
@@ -43,6 +42,7 @@ from relay.engine.settle.put_away import ClosedError, PutAway
 from relay.engine.settle.quarantine_table import Entry, Left, Place, QuarantineTable, key_from, names, parameters_of
 from relay.engine.settle.release import Agenda, Trust
 from relay.logger import get_logger
+from relay.runtime.backoff import backoff
 
 log = get_logger(__name__)
 

@@ -88,7 +88,8 @@ KEY_OF_PENDING = SQL("""
 # A row that may go out at once: the first row of its key. Neither a parked row nor a row that backs off (`but`) holds
 # the key. A row that was at fault itself becomes a probe `again` only when no other row waits.
 # The first and the last such row take turns: the first ones may be repeats, which a deduplicating exchange returns.
-# `quarantine` stays: a pending row that has a value there is a probe under way (relay/operate/quarantine.py reads it).
+# `quarantine` stays: a pending row that has a value there is a probe under way
+# (relay/operate/routes/quarantine.py reads it).
 TAKE_PROBE = SQL("""
     UPDATE {schema}.message SET state = 'pending', available_at = now(), last_error = NULL
     WHERE state = 'quarantined' AND ctid = (

@@ -10,19 +10,19 @@ import psycopg
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume.failed.queues import dead_queue_name
-from relay.database import refuse_pooler
 from relay.errors import OutboxError, UsageError
-from relay.operate.dead_letters.letter import Held
-from relay.operate.dead_letters.letter import Selection as Letters
-from relay.operate.dead_letters.read import read_letters
+from relay.operate.letters.letter import Held
+from relay.operate.letters.letter import Selection as Letters
+from relay.operate.letters.read import read_letters
+from relay.operate.messages.whereabouts import Missing, find_rows
 from relay.operate.reconcile.inbox import OWN, Inbox
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import Report
 from relay.operate.reconcile.run import Question, Show, reconcile
+from relay.operate.sent.moment import parse_interval, parse_length
+from relay.operate.sent.selection import Selection, now
 from relay.operate.session import session
-from relay.operate.whereabouts import Missing, find_rows
-from relay.replay.moment import parse_interval, parse_length
-from relay.replay.selection import Selection, now
+from relay.servers.postgres.database import refuse_pooler
 
 EVERY_LETTER = Letters()
 FIRST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)  # nothing was sent before

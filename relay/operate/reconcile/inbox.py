@@ -11,15 +11,15 @@ from psycopg import errors
 from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
-from relay.bounded_values import bound_values
 from relay.config.settings import DatabaseSettings
-from relay.database import connect, refuse_pooler
 from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnavailableError
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import RepeatedKey
 from relay.operate.reconcile.table import listed
 from relay.operate.session import in_words, limit_statements
 from relay.operate.status import BY_INDEX
+from relay.servers.postgres.bounded_values import bound_values
+from relay.servers.postgres.database import connect, refuse_pooler
 
 OWN, FLAG = "database.url", "--inbox"  # where the URL of the inbox is
 

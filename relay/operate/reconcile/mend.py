@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from relay.operate.reconcile.compare import IDS_KEPT
 from relay.operate.reconcile.report import Mend
-from relay.replay.selection import Selection
+from relay.operate.sent.selection import Selection
 
 
 def mend_command(

@@ -21,7 +21,7 @@ from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.mend import mend_command
 from relay.operate.reconcile.report import Mend, RepeatedKey, Report
 from relay.operate.reconcile.table import TableRow, find_ids, list_rows
-from relay.replay.selection import Selection, first_day
+from relay.operate.sent.selection import Selection, first_day
 
 # What is done, how many rows are read, and how many there are; None while the database lists them.
 Show = Callable[[str, int, int | None], None]

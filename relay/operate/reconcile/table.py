@@ -13,7 +13,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 from relay.consume.apply.inbox import ID_OF_WRITER
 from relay.consume.message import id_of_writer
 from relay.operate.reconcile.interval import Interval
-from relay.replay.selection import Selection
+from relay.operate.sent.selection import Selection
 
 FETCH_ROWS = 5000
 

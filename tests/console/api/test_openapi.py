@@ -38,7 +38,7 @@ LOOKING = ("/look", "/preview", "/reveal", "/export")  # how paths end that read
 
 
 def test_the_document_is_the_committed_one() -> None:
-    words = "run `.venv/bin/python -m relay.console.api.openapi > docs/openapi.json`"
+    words = "run `.venv/bin/python -m relay.console.api > docs/openapi.json`"
     assert FILE.read_text() == as_text(document(router.routes)), words
 
 

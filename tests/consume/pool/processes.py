@@ -15,7 +15,7 @@ from psycopg import AsyncConnection
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume.failed.queues import partition_queue_names, pool_topology, prepare
 from relay.consume.pool.tables import Pool, read_master, read_pools
-from relay.database import connect_async
+from relay.servers.postgres.database import connect_async
 from tests.consume.effects import CONSUMER, QUEUE
 from tests.consume.pool.member import APPLIED
 from tests.support.eventually import eventually

@@ -13,7 +13,7 @@ from relay.consume.apply.transactions import Parameters, Rows
 from relay.consume.pool.candidate import Candidate
 from relay.consume.pool.check_in import CheckIn, HeldPartition
 from relay.consume.pool.tables import read_pools
-from relay.database import connect_async
+from relay.servers.postgres.database import connect_async
 from tests.consume.effects import QUEUE
 from tests.support.eventually import eventually
 

@@ -17,8 +17,8 @@ from relay.consume.apply.fence import Fence
 from relay.consume.failed.copy_publisher import CopyPublisher
 from relay.consume.pool import Partition, PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
-from relay.database import connect_async
 from relay.errors import ConfigurationError, QueueUnfitError
+from relay.servers.postgres.database import connect_async
 from tests.consume.effects import QUEUE, Table, count, running
 from tests.consume.policies import QUICK, SOON
 from tests.consume.pool.conftest import candidate

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.replay.selection import Selection
-from relay.replay.serve import order_replay
+from relay.operate.sent.selection import Selection
+from relay.operate.sent.serve import order_replay
 from relay.retention.kind import SENT_AND_ARCHIVED
 from tests.engine.retention.conftest import OLD, round_of
 from tests.support.days import Days

@@ -6,7 +6,7 @@ import sys
 import psycopg
 
 from relay.consume import Consumer, Inbox, Message, on
-from relay.http.consumer import answering_for
+from relay.probes.consumer import answering_for
 
 
 @on("Counted")

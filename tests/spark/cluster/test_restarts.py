@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.migrate import migrate
+from relay.operate.schema.migrate import migrate
 from tests.spark.cluster.conftest import MakeStage
 from tests.spark.cluster.driver import Driver, DriverError
 from tests.spark.cluster.outcome import PARTITION, WAYS, WriteWay, assert_nothing_written, assert_written_once

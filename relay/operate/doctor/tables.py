@@ -1,0 +1,163 @@
+"""The outbox tables: are they there, with the days that come next?"""
+
+from collections.abc import Iterator
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+
+from relay.config.settings import Settings
+from relay.operate.batches import IS_UNFINISHED
+from relay.operate.doctor.finding import Finding, Verdict
+from relay.operate.revision import head_revision
+from relay.servers.postgres.compatibility import READ_TABLES, release_needed
+
+PUBLISHES_GENERATED = 180000  # the first server that can publish generated columns
+DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (`database_retry.ENSURE_DAYS`)
+
+# Floors are saved at a position that was given: a sequence below it was set back. A relay that lives tells it itself.
+READ_HISTORY = SQL("""
+    SELECT (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq),
+        (SELECT max(watermark) FROM {schema}.lane_floor),
+        (SELECT min(reason) FROM {schema}.node, unnest(reasons) AS reason WHERE starts_with(reason, 'history: '))
+""")
+
+# A day is there when its partition is attached; a table that only has the name keeps it from being made.
+READ_DAYS = SQL("""
+    SELECT part.name, part.oid IS NOT NULL, pg_inherits.inhrelid IS NOT NULL
+    FROM generate_series(0, %(days)s - 1) AS day
+    CROSS JOIN LATERAL (
+        SELECT 'message_sent_' || to_char((now() AT TIME ZONE 'UTC')::date + day, 'YYYYMMDD') AS name
+    ) AS wanted
+    CROSS JOIN LATERAL (
+        SELECT wanted.name, to_regclass(format('%%I.%%I', %(schema)s::text, wanted.name))::oid AS oid
+    ) AS part
+    LEFT JOIN pg_inherits
+        ON pg_inherits.inhrelid = part.oid AND inhparent = to_regclass(format('%%I.message_sent', %(schema)s::text))
+    ORDER BY day
+""")
+
+IDLE_LONG = 3600  # seconds, as in the alert OutboxBatchUnfinished: a job that runs writes pieces
+READ_UNFINISHED = SQL("""
+    SELECT app_id, version, partitions, pieces, idle
+    FROM {schema}.batch
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS pieces,
+            extract(epoch FROM now() - greatest(batch.committed_at, max(piece.committed_at))) AS idle
+        FROM {schema}.batch AS piece
+        WHERE piece.app_id = batch.app_id AND piece.version = batch.version AND piece.partition >= 0
+    ) AS written
+    WHERE idle > {long} AND {is_unfinished}
+    ORDER BY idle DESC
+    LIMIT 10
+""")
+
+# PostgreSQL refuses to update or delete a row that a publication of updates or deletes covers, if the table has no
+# replica identity. From release 18 on, that must have no generated column which the publication leaves out
+# (`pubgencols`, which older servers lack). Rows of a sent day only come and go with it.
+READ_PUBLICATIONS = """
+    SELECT quote_ident(pubname), array_agg(quote_ident(nspname) || '.' || quote_ident(relname) ORDER BY relname)
+    FROM pg_publication
+    CROSS JOIN pg_class AS part
+    JOIN pg_namespace AS schema ON schema.oid = relnamespace
+    WHERE (pubupdate OR pubdelete) AND nspname = %(schema)s AND relkind = 'r'
+        AND relname !~ '^message_sent_[0-9]{8}$' AND pg_relation_is_publishable(part.oid)
+        AND NOT CASE relreplident
+            WHEN 'f' THEN to_jsonb(pg_publication) ->> 'pubgencols' IS DISTINCT FROM 'n' OR NOT EXISTS (
+                SELECT FROM pg_attribute WHERE attrelid = part.oid AND attgenerated <> ''
+            )
+            WHEN 'd' THEN EXISTS (SELECT FROM pg_index WHERE indrelid = part.oid AND indisprimary)
+            WHEN 'i' THEN EXISTS (SELECT FROM pg_index WHERE indrelid = part.oid AND indisreplident)
+            ELSE false
+        END
+        AND (
+            puballtables
+            OR EXISTS (
+                SELECT FROM pg_publication_namespace WHERE pnpubid = pg_publication.oid AND pnnspid = schema.oid
+            )
+            OR EXISTS (
+                SELECT FROM pg_publication_rel
+                WHERE prpubid = pg_publication.oid
+                    AND (prrelid = part.oid OR prrelid IN (SELECT relid FROM pg_partition_ancestors(part.oid)))
+            )
+        )
+    GROUP BY pubname
+    ORDER BY pubname
+"""
+
+
+def tables_at_head(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    check, schema, wanted = "database.tables", settings.database.schema_name, head_revision()
+    try:
+        row = connection.execute(READ_TABLES.format(schema=Identifier(schema))).fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        row = None
+    found, note = row or ("none", None)
+    words = f"schema {schema} is of version {found}; this release needs {wanted}"
+    if needed := release_needed(note):
+        yield Finding(check, Verdict.FAILED, f"{words}, and they need release {needed}", f"run release {needed}")
+    elif row and found >= wanted:  # a newer one is served: a migration runs before the relays are replaced
+        yield Finding(check, Verdict.OK, words)
+    else:
+        yield Finding(check, Verdict.FAILED, words, "run `relay migrate`, or check database.schema")
+
+
+def days_ahead(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """What is sent is marked by moving it to its day."""
+    check = "database.days"
+    parameters = {"schema": settings.database.schema_name, "days": DAYS_AHEAD}
+    days = connection.execute(READ_DAYS, parameters).fetchall()
+    in_the_way = [name for name, exists, is_attached in days if exists and not is_attached]
+    missing = [name for name, exists, _ in days if not exists]
+    if in_the_way:
+        words = f"{', '.join(in_the_way)} is no partition of message_sent: that day can neither be made nor marked"
+        yield Finding(check, Verdict.FAILED, words, "rename or drop that table")
+    if missing:
+        words = f"no partition {', '.join(missing)}; a relay makes them when it starts, and each hour"
+        yield Finding(check, Verdict.WARNING, words, "if a relay runs, see its event days.blocked")
+    if not in_the_way and not missing:
+        yield Finding(check, Verdict.OK, f"today's partition and those of the next {DAYS_AHEAD - 1} days are there")
+
+
+def history(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    check = "database.history"
+    statement = READ_HISTORY.format(schema=Identifier(settings.database.schema_name))
+    given, saved, told = connection.execute(statement).fetchone() or (0, None, None)
+    remedy = "compare with `relay reconcile` what consumers have applied (docs/backup.md)"
+    if told:
+        yield Finding(check, Verdict.FAILED, str(told).removeprefix("history: ").partition(":")[0], remedy)
+    elif saved is not None and saved > given:
+        yield Finding(check, Verdict.FAILED, f"the database went back from message {saved} to {given}", remedy)
+    else:
+        yield Finding(check, Verdict.OK, "no fewer messages were written than relays have seen")
+
+
+def unfinished_batches(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name each batch of Spark of which some pieces are written, and no more are."""
+    check, schema = "database.batches", Identifier(settings.database.schema_name)
+    unfinished = SQL(IS_UNFINISHED).format(schema=schema)
+    statement = READ_UNFINISHED.format(schema=schema, is_unfinished=unfinished, long=IDLE_LONG)
+    found = connection.execute(statement).fetchall()
+    for app_id, version, partitions, pieces, idle in found:
+        words = (
+            f"batch {app_id!r} version {version} has {pieces} of its {partitions} pieces, and no new one for"
+            f" {idle / 3600:.0f} h"
+        )
+        remedy = "run its job again; if that cannot be, `relay batches give-up`"
+        yield Finding(check, Verdict.WARNING, words, remedy)
+    if not found:
+        yield Finding(check, Verdict.OK, "no batch of Spark was begun and left")
+
+
+def publications(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name each publication that keeps rows from being marked."""
+    check, schema = "database.publications", settings.database.schema_name
+    found = connection.execute(READ_PUBLICATIONS, {"schema": schema}).fetchall()
+    for name, tables in found:
+        words = f"publication {name} publishes changes of {', '.join(tables)}, which have no usable replica identity:"
+        repairs = [f"ALTER TABLE {table} REPLICA IDENTITY FULL" for table in tables]
+        if connection.info.server_version >= PUBLISHES_GENERATED:
+            repairs.append(f"ALTER PUBLICATION {name} SET (publish_generated_columns = stored)")
+        remedy = f"drop the publication, leave schema {schema} out of it, or: {'; '.join(repairs)}"
+        yield Finding(check, Verdict.FAILED, f"{words} no row there can be marked", remedy)
+    if not found:
+        yield Finding(check, Verdict.OK, "no publication keeps rows from being marked")

@@ -1,0 +1,56 @@
+"""The table `dead_letter_audit`: who has sent back or thrown away which dead letter, when and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+
+from relay.operate.letters.letter import Letter
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the rows of one command have in common."""
+
+    command: str  # retry, discard
+    queue: str  # of the dead letters
+    sent_to: str | None
+    done_by: str
+    why: str
+    job: int | None = None
+
+
+WRITE = SQL("""
+    INSERT INTO {schema}.dead_letter_audit
+        (command, queue, sent_to, done_by, why, job, message_id, event_type, key, reason, last_failed_at)
+    SELECT %(command)s, %(queue)s, %(sent_to)s, %(done_by)s, %(why)s, %(job)s, letter.*
+    FROM unnest(%(message_ids)s::text[], %(types)s::text[], %(keys)s::text[], %(reasons)s::text[],
+                %(failed_at)s::timestamptz[]) AS letter
+""")
+
+
+def write_audit(connection: psycopg.Connection[Any], schema: str, entry: Entry, letters: Sequence[Letter]) -> None:
+    """Commit a row for each; for no letters it fails, too, where it would for one: right, table, standby."""
+    connection.execute(
+        WRITE.format(schema=Identifier(schema)),
+        {
+            "command": entry.command,
+            "queue": entry.queue,
+            "sent_to": entry.sent_to,
+            "done_by": entry.done_by,
+            "why": entry.why,
+            "job": entry.job,
+            "message_ids": [_storable(each.message_id) for each in letters],
+            "types": [_storable(each.type) for each in letters],
+            "keys": [_storable(each.key) for each in letters],
+            "reasons": [_storable(each.reason) for each in letters],
+            "failed_at": [each.last_failed_at for each in letters],
+        },
+    )
+
+
+def _storable(text: str | None) -> str | None:
+    """Return a text with its NULs escaped: a text of PostgreSQL cannot hold them."""
+    return text and text.replace("\0", r"\x00")

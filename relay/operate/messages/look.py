@@ -1,0 +1,344 @@
+"""Look for messages in any state, page by page, at a bounded cost for each page.
+
+What waits is read by its indexes. Sent rows have no index. In their day's table they stand in the order of their marks,
+and a page walks through its blocks from the end. A page that ends by its bound says how far it has looked.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from enum import StrEnum
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Composed, Identifier, Literal
+
+from relay.errors import UsageError
+from relay.operate.messages.whereabouts import RowId, row_ids
+from relay.operate.sent.selection import now
+
+ROWS = 50  # of a page
+SCANNED = 5_000  # rows that wait, read for one page; of 16 lanes each, where they are pending
+BLOCKS = 2_000  # of sent rows, read for one page: 16 MiB
+STEP = 64  # blocks at once
+AROUND = 8  # blocks: marks that ran at the same time are not quite in order
+DAYS_BACK = 400
+
+
+class State(StrEnum):
+    """Where a row can be."""
+
+    PENDING = "pending"
+    PARKED = "parked"
+    QUARANTINED = "quarantined"
+    DISCARDED = "discarded"
+    SENT = "sent"
+
+
+WAITING = tuple(state for state in State if state is not State.SENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Which messages; what is `None` selects nothing away.
+
+    Attributes:
+        since: of the time of sending, or of writing where the row was not sent.
+        until: exclusive.
+    """
+
+    state: State = State.SENT
+    row: RowId | None = None  # its id, or its message id
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    event_type: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a sent row is: the day's table, and the block and line in it."""
+
+    day: date
+    block: int
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.day:%Y%m%d}.{self.block}.{self.line}"
+
+    @classmethod
+    def of(cls, text: str) -> "Place":
+        """Read what `str` wrote.
+
+        Raises:
+            UsageError: it is no place.
+        """
+        parts = text.split(".")
+        try:
+            if len(parts) != 3 or len(parts[0]) != 8 or not text.replace(".", "").isascii():
+                raise ValueError
+            day = date(int(parts[0][:4]), int(parts[0][4:6]), int(parts[0][6:]))
+            block, line = int(parts[1]), int(parts[2])
+            if not (2000 <= day.year < 3000 and 0 <= block < 2**32 - 1 and 0 <= line < 2**16):
+                raise ValueError
+        except ValueError:
+            raise UsageError(f"{text[:80]!r} is no place of a sent row") from None
+        return cls(day, block, line)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A message in a list, without what it says."""
+
+    id: int
+    message_id: UUID
+    aggregate_type: str
+    aggregate_id: str | None
+    event_type: str
+    state: State
+    created_at: datetime
+    sent_at: datetime | None
+    attempts: int
+    last_error: str | None
+    block: int | None = None
+    line: int | None = None
+
+    @property
+    def place(self) -> Place | None:
+        """Where a sent row is; None for another one."""
+        if self.sent_at is None or self.block is None or self.line is None:
+            return None
+        return Place(self.sent_at.astimezone(UTC).date(), self.block, self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some messages; `next` begins the page behind them, None at the end.
+
+    Attributes:
+        looked_until: the time up to which sent rows were looked through; None where the search has ended.
+    """
+
+    lines: list[Line]
+    next: str | None
+    looked_until: datetime | None = None
+
+
+def row_id(text: str) -> RowId:
+    """Return the id or message id that an operator has written.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    (found,) = row_ids([text])
+    return found
+
+
+COLUMNS = SQL("""id, message_id, aggregate_type, aggregate_id, event_type, state, created_at, sent_at, attempts,
+           left(last_error, 500) AS last_error""")
+
+# By lane for pending rows, whose index begins with it.
+OF_STATE = SQL("""
+        SELECT * FROM {schema}.message_state WHERE state = {state} AND id > {after} {key} ORDER BY id LIMIT {scanned}
+""")
+OF_LANES = SQL("""
+        SELECT row.* FROM generate_series(0, 15) AS lane (number) CROSS JOIN LATERAL (
+            SELECT * FROM {schema}.message_state
+            WHERE state = 'pending' AND lane = lane.number::smallint AND id > {after} {key} ORDER BY id LIMIT {scanned}
+        ) AS row ORDER BY row.id LIMIT {scanned}
+""")
+OF_KEY = SQL("AND aggregate_type = {} AND aggregate_id = {}")
+SEARCH_WAITING = SQL("""
+    WITH scanned AS MATERIALIZED (
+        SELECT id, message_id, aggregate_type, aggregate_id, event_type, state, created_at, sent_at, attempts,
+               last_error
+        FROM ({rows}) AS row
+    )
+    SELECT {columns}, (SELECT max(id) FROM scanned) AS last, (SELECT count(*) FROM scanned) AS looked
+    FROM scanned WHERE {matches} ORDER BY id LIMIT {limit}
+""")
+END_OF_SCAN = SQL("SELECT max(id), count(*) FROM ({rows}) AS row")
+BY_ID = SQL("""
+    SELECT {columns} FROM {schema}.message_state
+    WHERE state IN ({states}) AND (id = %(id)s::bigint OR message_id = %(message_id)s::uuid) ORDER BY id LIMIT 2
+""")
+
+
+def search(connection: psycopg.Connection, schema: str, wanted: Search, *, after: str | None = None) -> Page:
+    """Return a page of messages: those that wait by id, the sent ones from the newest on.
+
+    A row's id or message id is looked for among all that waits, then among the sent rows.
+
+    Raises:
+        UsageError: `after` is no `next` of a page.
+    """
+    if wanted.row is not None and after is None and (found := _find_waiting(connection, schema, wanted.row)):
+        return Page(found, None)
+    if wanted.row is not None or wanted.state is State.SENT:
+        return _search_sent(connection, schema, wanted, after)
+    return _search_waiting(connection, schema, wanted, after)
+
+
+def _find_waiting(connection: psycopg.Connection, schema: str, row: RowId) -> list[Line]:
+    states = SQL(", ").join(Literal(state) for state in WAITING)
+    statement = BY_ID.format(schema=Identifier(schema), columns=COLUMNS, states=states)
+    ids = {"id": row if isinstance(row, int) else None, "message_id": row if isinstance(row, UUID) else None}
+    with connection.cursor(row_factory=class_row(Line)) as cursor:
+        return cursor.execute(statement, ids).fetchall()
+
+
+def _search_waiting(connection: psycopg.Connection, schema: str, wanted: Search, after: str | None) -> Page:
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 19):
+        raise UsageError(f"{after[:80]!r} begins no page")
+    has_key = wanted.aggregate_type is not None and wanted.aggregate_id is not None
+    key = OF_KEY.format(wanted.aggregate_type, wanted.aggregate_id) if has_key else SQL("")
+    matches = _matches(wanted, "created_at")
+    is_all = matches == SQL("true")
+    rows = (OF_LANES if wanted.state is State.PENDING else OF_STATE).format(
+        schema=Identifier(schema),
+        state=wanted.state,
+        after=int(after or 0),
+        key=key,
+        scanned=ROWS + 1 if is_all else SCANNED,
+    )
+    query = SEARCH_WAITING.format(rows=rows, columns=COLUMNS, matches=matches, limit=ROWS + 1)
+    with connection.cursor() as cursor:
+        found = cursor.execute(query).fetchall()
+    lines = [Line(*row[:-2]) for row in found]
+    if len(lines) > ROWS:
+        return Page(lines[:ROWS], str(lines[ROWS - 1].id))
+    if is_all:
+        return Page(lines, None)
+    last, looked = found[0][-2:] if found else connection.execute(END_OF_SCAN.format(rows=rows)).fetchone() or (None, 0)
+    return Page(lines, str(last) if looked == SCANNED else None)
+
+
+def _matches(wanted: Search, at: str) -> Composed | SQL:
+    """Return the conditions on a row, but for its state."""
+    given = {
+        "aggregate_type": wanted.aggregate_type,
+        "aggregate_id": wanted.aggregate_id,
+        "event_type": wanted.event_type,
+        "message_id": wanted.row if isinstance(wanted.row, UUID) else None,
+        "id": wanted.row if isinstance(wanted.row, int) else None,
+    }
+    parts: list[Composed] = [
+        SQL("{} = {}").format(Identifier(name), Literal(value)) for name, value in given.items() if value is not None
+    ]
+    for compared, moment in ((SQL(">="), wanted.since), (SQL("<"), wanted.until)):
+        if moment is not None:
+            parts.append(SQL("{} {} {}").format(Identifier(at), compared, Literal(moment.isoformat())))
+    return SQL(" AND ").join(parts) if parts else SQL("true")
+
+
+SIZE = SQL("""
+    SELECT pg_relation_size(to_regclass(format('%%I.message_sent_%%s', %(schema)s::text, %(day)s::text))) / 8192
+""")
+OLDEST_DAY = SQL("""
+    SELECT min(right(relname, 8)) FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+    WHERE inhparent = to_regclass(format('%%I.message_sent', %(schema)s::text)) AND relname ~ '_[0-9]{{8}}$'
+""")
+OF_DAY = SQL("state = 'sent' AND sent_at >= {since} AND sent_at < {until}")
+FIRST_OF_BLOCK = SQL("""
+    SELECT sent_at FROM {schema}.message WHERE {of_day} AND ctid >= {low}::tid AND ctid < {high}::tid LIMIT 1
+""")
+SEARCH_SENT = SQL("""
+    SELECT {columns}, split_part(trim(ctid::text, '()'), ',', 1)::bigint AS block,
+           split_part(trim(ctid::text, '()'), ',', 2)::integer AS line
+    FROM {schema}.message
+    WHERE {of_day} AND ctid >= {low}::tid AND ctid < {high}::tid AND {matches}
+    ORDER BY ctid DESC LIMIT {limit}
+""")
+
+
+def _search_sent(connection: psycopg.Connection, schema: str, wanted: Search, after: str | None) -> Page:
+    oldest = _oldest_day(connection, schema)
+    if oldest is None:
+        return Page([], None)
+    today = now(connection).date()
+    place = Place.of(after) if after else _start(connection, schema, wanted, today)
+    if place.day > today:
+        place = Place(today, _size(connection, schema, today), 0)
+    first = max(oldest, wanted.since.astimezone(UTC).date() if wanted.since else oldest)
+    matches, lines, left = _matches(wanted, "sent_at"), list[Line](), BLOCKS
+    while place.day >= first:
+        low = max(0, place.block + (1 if place.line else 0) - min(STEP, left))
+        found = _of_blocks(connection, schema, place, low=low, matches=matches, limit=ROWS + 1 - len(lines))
+        lines += found
+        if len(lines) > ROWS:
+            return Page(lines[:ROWS], str(lines[ROWS - 1].place))
+        left -= place.block - low + 1
+        if low and wanted.since and _is_before(connection, schema, Place(place.day, low, 0), wanted.since):
+            return Page(lines, None)
+        day = place.day - timedelta(days=1)
+        place = Place(place.day, low, 0) if low else Place(day, _size(connection, schema, day), 0)
+        if left <= 0 and place.day >= first:
+            return Page(lines, str(place), _time_at(connection, schema, place))
+    return Page(lines, None)
+
+
+def _of_blocks(
+    connection: psycopg.Connection, schema: str, until: Place, *, low: int, matches: Composed | SQL, limit: int
+) -> list[Line]:
+    statement = SEARCH_SENT.format(
+        schema=Identifier(schema),
+        columns=COLUMNS,
+        of_day=of_day(until.day),
+        low=f"({low},0)",
+        high=f"({until.block},{until.line})",
+        matches=matches,
+        limit=limit,
+    )
+    with connection.cursor(row_factory=class_row(Line)) as cursor:
+        return cursor.execute(statement).fetchall()
+
+
+def _start(connection: psycopg.Connection, schema: str, wanted: Search, today: date) -> Place:
+    """Return the place behind the last row that may match."""
+    if wanted.until is None or wanted.until.astimezone(UTC).date() > today:
+        return Place(today, _size(connection, schema, today), 0)
+    day = wanted.until.astimezone(UTC).date()
+    low, high = 0, _size(connection, schema, day)
+    end = high
+    while low < high:  # the first block whose rows were sent later
+        middle = (low + high) // 2
+        at = _time_at(connection, schema, Place(day, middle, 0))
+        if at is not None and at < wanted.until:
+            low = middle + 1
+        else:
+            high = middle
+    return Place(day, min(end, low + AROUND), 0)
+
+
+def _is_before(connection: psycopg.Connection, schema: str, place: Place, moment: datetime) -> bool:
+    """Whether the rows at a place, and all before it, were sent before a time."""
+    at = _time_at(connection, schema, Place(place.day, max(0, place.block + AROUND), 0))
+    return at is not None and at < moment
+
+
+def _time_at(connection: psycopg.Connection, schema: str, place: Place) -> datetime | None:
+    statement = FIRST_OF_BLOCK.format(
+        schema=Identifier(schema),
+        of_day=of_day(place.day),
+        low=f"({place.block},0)",
+        high=f"({place.block + STEP},0)",
+    )
+    row = connection.execute(statement).fetchone()
+    return row[0] if row else None
+
+
+def of_day(day: date) -> Composed:
+    """Return the condition by which the planner leaves out the other days."""
+    return OF_DAY.format(since=f"{day:%Y-%m-%d}T00:00:00Z", until=f"{day + timedelta(days=1):%Y-%m-%d}T00:00:00Z")
+
+
+def _size(connection: psycopg.Connection, schema: str, day: date) -> int:
+    """Return the blocks of a day's table; 0 when there is no table."""
+    row = connection.execute(SIZE, {"schema": schema, "day": f"{day:%Y%m%d}"}).fetchone()
+    return int(row[0] or 0) if row else 0
+
+
+def _oldest_day(connection: psycopg.Connection, schema: str) -> date | None:
+    row = connection.execute(OLDEST_DAY.format(), {"schema": schema}).fetchone()
+    return datetime.strptime(row[0], "%Y%m%d").replace(tzinfo=UTC).date() if row and row[0] else None

@@ -1,0 +1,463 @@
+"""Let parked rows go: send them again, give them up, or set them aside; and park again what was set aside.
+
+Each is a job. A batch of rows, its notes in the audit and its count are one transaction. So a job that is killed
+at any moment goes on where it was: its counts are exact, and it does each row once.
+
+An operator who retries, discards or archives a head lets the rows behind it go. But if another parked row of their key
+stands in front of them, they wait on behind that one. So the order of a key outlives every choice of an operator.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Composed, Identifier
+
+from relay.errors import OutboxError, PartlyDoneError, UsageError
+from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, operator, read_job, running
+from relay.operate.messages.whereabouts import whereabouts
+from relay.operate.parked.read import ARCHIVED, PARKED, Selection, composed, scalar
+from relay.operate.routes.discard import run_discard
+
+BATCH_HEADS = 500  # a transaction; a head goes with all that is held behind it, however many
+OUTCOME_POLL = 0.2  # seconds between two looks at the rows of a stage
+LONGEST_SLEEP = 1.0  # seconds, after which it looks whether an operator has paused or cancelled the job
+
+# Everyone who parks, holds, retries or discards takes this lock first, so that no row is held behind one
+# that is just being let go.
+TAKE_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({name}, 0))")
+RING = SQL("SELECT pg_notify({name}, '')")
+
+Show = Callable[[Job], None]
+
+
+# What becomes of the rows of the keys of `heads`. `remaining` is the first head of the row's key and role that stays
+# parked; a row is free when what it waited behind goes. One pass over the key's rows: held rows may be many.
+# Only the relay knows `key_scope`: if a head of another role holds the key, it parks a freed row behind that head.
+FATES = SQL("""
+    SELECT id, remaining, remaining IS NULL OR id < remaining AS goes
+    FROM (
+        SELECT row.id, row.held_behind, {is_head} AS is_head,
+               min(row.id) FILTER (WHERE {is_head} AND row.id <> ALL (%(heads)s::bigint[]))
+                   OVER (PARTITION BY row.aggregate_type, row.aggregate_id, row.written_as) AS remaining
+        FROM {schema}.message_state AS row
+        JOIN (SELECT DISTINCT aggregate_type, aggregate_id
+              FROM {schema}.message_state
+              WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])) AS key
+            ON row.aggregate_type = key.aggregate_type AND row.aggregate_id = key.aggregate_id
+        WHERE row.state = 'parked'
+    ) AS held
+    WHERE NOT is_head
+      AND (held_behind = ANY (%(heads)s::bigint[]) OR (remaining IS NULL OR held_behind < remaining) AND NOT EXISTS (
+          SELECT FROM {schema}.message_state AS other
+          WHERE other.state = 'parked' AND other.id = held.held_behind AND other.held_behind IS NULL
+      ))
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a job over rows did, or would do."""
+
+    chosen: int  # heads retried, discarded, archived or restored
+    released: int  # rows let go behind them
+    not_found: list[str]  # what was named and is no such row, with the reason
+    job: int | None = field(default=None, compare=False)  # None: a preview
+    state: str = field(default="done", compare=False)  # of the job
+
+
+READ_HEADS = SQL("""
+    SELECT row.id FROM {schema}.message_state AS row
+    WHERE {matches} AND {is_head} AND row.id > %(after)s
+      AND coalesce(row.parked_at, row.created_at) <= %(until)s::timestamptz
+    ORDER BY row.id
+    LIMIT %(batch)s
+""")
+COUNT_HEADS = SQL("SELECT count(*) FROM ({heads}) AS head")
+COUNT_RELEASED = SQL("SELECT count(*) FROM ({fates}) AS fate WHERE goes")
+NOW = SQL("SELECT clock_timestamp()")
+
+
+def preview(connection: psycopg.Connection, schema: str, kind: Kind, selection: Selection) -> Done:
+    """Return exactly what a job of this kind would do now; changes nothing."""
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        parameters = _all_heads(connection, selection)
+        heads = [row[0] for row in connection.execute(_heads(schema, kind, selection), parameters)]
+        released = scalar(connection, _with_fates(schema, COUNT_RELEASED), {"heads": heads})
+        return Done(len(heads), released, rows_not_found(connection, schema, kind, selection))
+
+
+def order_rows(
+    connection: psycopg.Connection,
+    schema: str,
+    kind: Kind,
+    selection: Selection,
+    *,
+    by: str | None = None,
+    why: str | None = None,
+    caution: Caution = NO_CAUTION,
+    by_console: bool = False,
+) -> Job:
+    """Write down a job over the rows that are there now, counted; `run_rows` does it.
+
+    Raises:
+        UsageError: rows of this kind of job have no outcome that a stage could wait for.
+    """
+    if caution.stages and kind is not Kind.RETRY:
+        raise UsageError(f"--stages waits for the outcome of rows; a {kind} has no outcome")
+    source = Source.ARCHIVED if kind is Kind.RESTORE else Source.PARKED
+    counted = COUNT_HEADS.format(heads=_heads(schema, kind, selection))
+    order = Order(
+        kind=kind,
+        source=source,
+        filter=selection.as_json(),
+        by=operator(by),
+        why=why,
+        selected=scalar(connection, counted, _all_heads(connection, selection)),
+        caution=caution,
+        by_console=by_console,
+    )
+    return make_job(connection, schema, order)
+
+
+def change_rows(
+    connection: psycopg.Connection,
+    schema: str,
+    kind: Kind,
+    selection: Selection,
+    *,
+    by: str | None = None,
+    why: str | None = None,
+    caution: Caution = NO_CAUTION,
+    show: Show = lambda _: None,
+) -> Done:
+    """Make a job and run it to its end; `show` gets it before it begins. `by`: as `operator` takes it.
+
+    Raises as `run_rows`.
+    """
+    not_found = rows_not_found(connection, schema, kind, selection)
+    job = order_rows(connection, schema, kind, selection, by=by, why=why, caution=caution)
+    show(job)
+    job = run_rows(connection, schema, job, show=show)
+    return Done(job.done, job.released, not_found, job.id, job.state)
+
+
+def run_rows(connection: psycopg.Connection, schema: str, job: Job, *, show: Show = lambda _: None) -> Job:
+    """Do the rest of a job over parked, archived or quarantined rows, and return it: done, paused or cancelled.
+
+    Rows parked after the job was made are left alone, so it ends also when a relay parks them again at once.
+
+    Args:
+        show: called after each batch.
+    Raises:
+        BusyError: another process runs it.
+        PartlyDoneError: the database failed after some rows; `relay jobs resume` goes on.
+    """
+    if job.source is Source.QUARANTINED:
+        return run_discard(connection, schema, job, show=show)
+    return _Run(connection, schema, job, show).run()
+
+
+RETRY_HEADS = SQL("""
+    WITH retried AS (
+        UPDATE {schema}.message
+        SET state = 'pending', attempts = 0, available_at = now(), held_behind = NULL, last_error = NULL,
+            parked_at = NULL
+        WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])
+        RETURNING id
+    )
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why, job)
+    SELECT 'parked retry', id::text, %(by)s, %(why)s, %(job)s FROM retried
+""")
+COUNT_RETRIED = SQL("""
+    UPDATE {schema}.failure SET retried = retried + counted.rows
+    FROM (
+        SELECT failure, count(*) AS rows FROM {schema}.parked_failure WHERE id = ANY (%(heads)s::bigint[])
+        GROUP BY failure
+    ) AS counted
+    WHERE failure.id = counted.failure
+""")
+DISCARD_HEADS = SQL("""
+    WITH discarded AS (
+        UPDATE {schema}.message
+        SET state = 'discarded', held_behind = NULL, last_error = concat_ws('; ', last_error, %(words)s::text)
+        WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])
+        RETURNING id
+    )
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why, job)
+    SELECT 'parked discard', id::text, %(by)s, %(why)s, %(job)s FROM discarded
+""")
+ARCHIVE_HEADS = SQL("""
+    WITH archived AS (
+        UPDATE {schema}.message SET state = 'archived', held_behind = NULL
+        WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])
+        RETURNING id
+    )
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why, job)
+    SELECT 'parked archive', id::text, %(by)s, %(why)s, %(job)s FROM archived
+""")
+RESTORE_HEADS = SQL("""
+    WITH restored AS (
+        UPDATE {schema}.message SET state = 'parked'
+        WHERE state = 'archived' AND id = ANY (%(heads)s::bigint[])
+        RETURNING id
+    )
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why, job)
+    SELECT 'parked restore', id::text, %(by)s, %(why)s, %(job)s FROM restored
+""")
+CHANGES = {
+    Kind.RETRY: RETRY_HEADS,
+    Kind.DISCARD: DISCARD_HEADS,
+    Kind.ARCHIVE: ARCHIVE_HEADS,
+    Kind.RESTORE: RESTORE_HEADS,
+}
+
+HOLD_BEHIND_REMAINING = SQL("""
+    WITH fate AS MATERIALIZED ({fates})
+    UPDATE {schema}.message AS row
+    SET held_behind = fate.remaining, last_error = 'waits behind message ' || fate.remaining
+    FROM fate
+    WHERE row.state = 'parked' AND row.id = fate.id AND NOT fate.goes
+""")
+RELEASE = SQL("""
+    WITH fate AS MATERIALIZED ({fates})
+    UPDATE {schema}.message AS row
+    SET state = 'pending', attempts = 0, available_at = now(), held_behind = NULL, last_error = NULL, parked_at = NULL
+    FROM fate
+    WHERE row.state = 'parked' AND row.id = fate.id AND fate.goes
+""")
+
+LOCK_JOB = SQL("SELECT state, done, position, stage FROM {schema}.job WHERE id = %(job)s FOR UPDATE")
+NOTE_STAGE = SQL("""
+    INSERT INTO {schema}.job_row (job_id, id, lane)
+    SELECT %(job)s, id, lane FROM {schema}.message_state WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])
+""")
+SAVE = SQL("""
+    UPDATE {schema}.job
+    SET done = done + %(rows)s, released = released + %(released)s, position = %(position)s, state = %(state)s,
+        saved_at = now()
+    WHERE id = %(job)s
+""")
+
+# A row that is neither pending nor parked again was sent.
+OUTCOME = SQL("""
+    SELECT count(*), count(*) FILTER (WHERE is_pending), count(*) FILTER (WHERE is_failing)
+    FROM (
+        SELECT EXISTS (
+            SELECT FROM {schema}.message_state AS row
+            WHERE row.state = 'pending' AND row.lane = noted.lane AND row.id = noted.id
+        ) AS is_pending, EXISTS (
+            SELECT FROM {schema}.message_state AS row
+            WHERE row.state IN ('parked', 'quarantined') AND row.id = noted.id
+        ) AS is_failing
+        FROM {schema}.job_row AS noted WHERE noted.job_id = %(job)s
+    ) AS outcome
+""")
+END_STAGE = SQL("""
+    WITH failing AS (
+        INSERT INTO {schema}.job_failure (job_id, id, message_id, reason)
+        SELECT %(job)s, row.id, row.message_id, coalesce(row.last_error, 'it waits in quarantine')
+        FROM {schema}.message_state AS row JOIN {schema}.job_row AS noted ON noted.id = row.id
+        WHERE noted.job_id = %(job)s AND row.state IN ('parked', 'quarantined')
+        ON CONFLICT DO NOTHING
+    ), ended AS (
+        DELETE FROM {schema}.job_row WHERE job_id = %(job)s
+    )
+    UPDATE {schema}.job
+    SET failed = failed + %(failing)s, stage = stage + 1, state = %(state)s, paused_because = %(because)s,
+        saved_at = now()
+    WHERE id = %(job)s
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How far the job is, by its locked row."""
+
+    state: str
+    done: int
+    position: int
+    stage: int
+
+
+class _Run:
+    """One run of a job by one process."""
+
+    def __init__(self, connection: psycopg.Connection, schema: str, job: Job, show: Show) -> None:
+        self._connection = connection
+        self._schema = schema
+        self._job = job
+        self._show = show
+        self._selection = Selection.from_json(job.filter)
+        self._done = 0  # of this run
+        self._free_at = time.monotonic()  # when the rate allows the next row
+
+    def run(self) -> Job:
+        with running(self._connection, self._schema, self._job):
+            try:
+                while self._step():
+                    self._show(self._read())
+            except (psycopg.Error, OutboxError) as error:
+                if not self._done:
+                    raise
+                raise PartlyDoneError(
+                    f"{self._done} rows are done, the others stay {_state_of(self._job.kind)}: {error};"
+                    f" `relay jobs resume {self._job.id}` goes on"
+                ) from error
+        return self._read()
+
+    def _read(self) -> Job:
+        return read_job(self._connection, self._schema, self._job.id)
+
+    def _step(self) -> bool:
+        """Do a batch, or look at the outcome of a stage; False when there is no more to do."""
+        if (wait := self._free_at - time.monotonic()) > 0:
+            time.sleep(min(wait, LONGEST_SLEEP))
+            if wait > LONGEST_SLEEP:
+                return self._read().state == "running"
+        with self._connection.transaction():
+            if self._job.kind is not Kind.RESTORE:
+                self._connection.execute(TAKE_LOCK.format(name=f"{self._schema}.park"))
+            standing = self._lock_job()
+            if standing.state != "open":
+                return False
+            is_staged, room = self._room(standing)
+            heads = self._read_heads(standing, room)
+            is_waiting = False
+            if heads:
+                self._change(heads, is_staged=is_staged)
+            elif not is_staged or (room > 0 and not self._has_rows_of_stage()):
+                self._save(rows=0, released=0, position=standing.position, state="done")
+                return False
+            else:
+                is_waiting = not self._end_stage()
+        self._note(len(heads))
+        if is_waiting:
+            time.sleep(OUTCOME_POLL)
+        return True
+
+    def _note(self, rows: int) -> None:
+        """Count rows that are committed, and keep to the rate."""
+        self._done += rows
+        if rate := self._job.rate:
+            self._free_at = max(self._free_at, time.monotonic()) + rows / rate
+
+    def _lock_job(self) -> _Standing:
+        with self._connection.cursor(row_factory=class_row(_Standing)) as cursor:
+            found = cursor.execute(self._sql(LOCK_JOB), {"job": self._job.id}).fetchone()
+        if found is None:
+            raise PartlyDoneError(f"{self._job.words} has gone from the table")
+        return found
+
+    def _room(self, standing: _Standing) -> tuple[bool, int]:
+        """Return whether a stage bounds the job now, and how many rows may go until its end."""
+        stages, limit = self._job.stages or [], self._selection.limit
+        rest = BATCH_HEADS if limit is None else limit - standing.done
+        if standing.stage >= len(stages):
+            return False, rest
+        return True, min(rest, stages[standing.stage] - standing.done)
+
+    def _read_heads(self, standing: _Standing, room: int) -> list[int]:
+        rate = self._job.rate
+        batch = min(BATCH_HEADS, room, BATCH_HEADS if rate is None else max(1, int(rate)))
+        if batch <= 0:
+            return []
+        parameters = {
+            **asdict(self._selection),
+            "after": standing.position,
+            "until": self._job.made_at,
+            "batch": batch,
+        }
+        statement = _heads(self._schema, self._job.kind, self._selection)
+        return [row[0] for row in self._connection.execute(statement, parameters)]
+
+    def _change(self, heads: list[int], *, is_staged: bool) -> None:
+        job, connection = self._job, self._connection
+        values = {"heads": heads, "by": job.done_by, "why": job.why, "job": job.id}
+        released = 0
+        if is_staged:
+            connection.execute(self._sql(NOTE_STAGE), values)
+        if job.kind is not Kind.RESTORE:
+            connection.execute(_with_fates(self._schema, HOLD_BEHIND_REMAINING), values)
+            released = connection.execute(_with_fates(self._schema, RELEASE), values).rowcount
+        if job.kind is Kind.RETRY:
+            connection.execute(self._sql(COUNT_RETRIED), values)
+        words = {"words": f"discarded by {job.done_by}: {job.why}"}
+        connection.execute(self._sql(CHANGES[job.kind]), values | words)
+        self._save(rows=len(heads), released=released, position=heads[-1], state="open")
+        if job.kind is not Kind.RESTORE:
+            connection.execute(RING.format(name=f"{self._schema}.doorbell"))
+
+    def _save(self, *, rows: int, released: int, position: int, state: str) -> None:
+        values = {"job": self._job.id, "rows": rows, "released": released, "position": position, "state": state}
+        self._connection.execute(self._sql(SAVE), values)
+
+    def _has_rows_of_stage(self) -> bool:
+        return bool(self._outcome()[0])
+
+    def _outcome(self) -> tuple[int, int, int]:
+        """Return how many rows the stage has, how many of them are pending, and how many have failed again."""
+        row = self._connection.execute(self._sql(OUTCOME), {"job": self._job.id}).fetchone()
+        return (row[0], row[1], row[2]) if row else (0, 0, 0)
+
+    def _end_stage(self) -> bool:
+        """End the stage unless one of its rows is pending; it may end in a pause."""
+        rows, pending, failing = self._outcome()
+        if pending:
+            return False
+        share, most = failing / max(rows, 1), self._job.stop_when_failing
+        because = None
+        if most is not None and share > most:
+            because = f"{failing} of {rows} rows of the stage failed again: {share:.0%}, and at most {most:.0%} may"
+        state = "paused" if because else "open"
+        values = {"job": self._job.id, "failing": failing, "state": state, "because": because}
+        self._connection.execute(self._sql(END_STAGE), values)
+        return True
+
+    def _sql(self, statement: SQL) -> Composed:
+        return statement.format(schema=Identifier(self._schema))
+
+
+READ_NOT_FOUND = SQL("""
+    SELECT given.id, given.message_id, row.held_behind
+    FROM unnest(%(ids)s::bigint[], %(message_ids)s::uuid[]) AS given (id, message_id)
+    LEFT JOIN {schema}.message_state AS row
+        ON row.state = %(state)s AND (row.id = given.id OR row.message_id = given.message_id)
+    WHERE row.id IS NULL OR NOT {is_head}
+""")
+
+
+def rows_not_found(connection: psycopg.Connection, schema: str, kind: Kind, selection: Selection) -> list[str]:
+    """Return what was named and is no row that a job of this kind could change, with the reason."""
+    state = _state_of(kind)
+    named = {"ids": selection.ids or [], "message_ids": selection.message_ids or [], "state": state}
+    rows = connection.execute(composed(schema, READ_NOT_FOUND), named).fetchall()
+    lacking = {id_ or message_id: behind for id_, message_id, behind in rows}
+    elsewhere = whereabouts(connection, schema, [each for each, behind in lacking.items() if behind is None])
+    return [
+        f"{each} is held behind {behind}: choose that one" if behind else f"{each} is not {state}: {elsewhere[each]}"
+        for each, behind in lacking.items()
+    ]
+
+
+def _state_of(kind: Kind) -> str:
+    """Return the state of the rows that a job of this kind selects."""
+    return ARCHIVED if kind is Kind.RESTORE else PARKED
+
+
+def _all_heads(connection: psycopg.Connection, selection: Selection) -> dict[str, Any]:
+    """Return the parameters of `_heads` that read all that a selection has now."""
+    return {**asdict(selection), "after": 0, "until": scalar(connection, NOW), "batch": selection.limit}
+
+
+def _heads(schema: str, kind: Kind, selection: Selection) -> Composed:
+    """Return the statement that reads the next rows of a job."""
+    return composed(schema, READ_HEADS, _state_of(kind), is_of_group=selection.group is not None)
+
+
+def _with_fates(schema: str, statement: SQL) -> Composed:
+    return composed(schema, statement, fates=composed(schema, FATES))

@@ -1,0 +1,301 @@
+"""Routes in quarantine as an operator handles them: listed, shown, tried now, their rows sent elsewhere or given up.
+
+A relay may run meanwhile. Every change takes the lock on the route's row that the relay takes to let rows out. It
+leaves the rows in quarantine: the relay alone makes them pending, in the order of their keys.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.sql import SQL, Composed, Identifier
+
+from relay.engine.session.session import ROUTES_CHANGED, nodes_channel
+from relay.engine.settle.quarantine import PROBE_INITIAL, PROBE_MAX, PROBES_A_SECOND
+from relay.errors import NotFoundError, UsageError
+from relay.operate.messages.whereabouts import Missing, RowId, as_parameters, find_rows, whereabouts
+
+PROBE_WAIT, PROBE_POLL = 10.0, 0.1  # seconds: a probe is answered within about five
+
+# A row that only waits behind another one of its key; it keeps its own address. NULL never occurs but by hand.
+IS_BEHIND = SQL("coalesce(starts_with(last_error, 'waits behind message '), false)")
+# Of the rows of a route those that are bound for it: all, or those named.
+CHOSEN = SQL("""state = 'quarantined' AND quarantine = %(route)s AND NOT {is_behind}
+        AND (%(all)s OR id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))""")
+
+READ_ROUTES = SQL("""
+    SELECT route.id, route.exchange, route.routing_key, route.reason, route.since, route.probes, route.probed_at,
+           CASE WHEN paused_at IS NULL THEN coalesce(route.probed_at, route.since) + interval '1 second' * least(
+               {initial} * 2 ^ least(route.probes, 30),
+               greatest({maximum}, (count(*) OVER ())::float8 / {a_second})
+           ) END AS next_probe_by,
+           route.paused_at, route.paused_by, route.paused_why,
+           waiting.rows, waiting.behind, waiting.oldest
+    FROM {schema}.quarantine AS route
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS rows, count(*) FILTER (WHERE {is_behind}) AS behind, min(created_at) AS oldest
+        FROM {schema}.message_state
+        WHERE state = 'quarantined' AND quarantine = route.id
+    ) AS waiting
+    ORDER BY route.since, route.id
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteStatus:
+    """An address that does not work, or that an operator has paused; its rows wait until one of them gets through."""
+
+    id: int
+    exchange: str
+    routing_key: str
+    reason: str  # in the broker's words, or who has sent rows here or paused it
+    since: datetime
+    probes: int  # how often it was tried
+    probed_at: datetime | None
+    next_probe_by: datetime | None  # a running relay tries it again, at the latest; None while it is paused
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_why: str | None
+    rows: int
+    behind: int  # of these, rows that only wait behind another row of their key
+    oldest: datetime | None
+
+    @property
+    def address(self) -> str:
+        return f"exchange {self.exchange!r}, routing key {self.routing_key!r}"
+
+    def rerouted(self, exchange: str | None, routing_key: str | None) -> tuple[str, str]:
+        """Return the address of rows that get this exchange, this routing key, or both, in place of the route's."""
+        return (
+            self.exchange if exchange is None else exchange,
+            self.routing_key if routing_key is None else routing_key,
+        )
+
+
+def list_routes(connection: psycopg.Connection, schema: str) -> list[RouteStatus]:
+    """Return the routes in quarantine, the oldest first."""
+    probes = {"initial": PROBE_INITIAL, "maximum": PROBE_MAX, "a_second": PROBES_A_SECOND}
+    statement = READ_ROUTES.format(schema=Identifier(schema), is_behind=IS_BEHIND, **probes)
+    with connection.cursor(row_factory=class_row(RouteStatus)) as cursor:
+        return cursor.execute(statement).fetchall()
+
+
+def read_route(connection: psycopg.Connection, schema: str, route: int) -> RouteStatus:
+    """Return one route.
+
+    Raises:
+        NotFoundError: it is not in quarantine; the message says where the row of this id is.
+    """
+    for each in list_routes(connection, schema):
+        if each.id == route:
+            return each
+    row = find_rows(connection, schema, [route])[route]
+    where = "" if isinstance(row, str) else f"; if you mean row {route}, {row.words}"
+    raise NotFoundError(f"no route {route} is in quarantine{where}: `relay quarantine list` names the routes")
+
+
+def route_of(connection: psycopg.Connection, schema: str, named: RowId) -> RouteStatus:
+    """Return the route of this id; else the one in which the row of this id or message id waits.
+
+    Raises:
+        NotFoundError: neither is in quarantine; the message says where the row is.
+    """
+    for each in list_routes(connection, schema):
+        if each.id == named:
+            return each
+    row = find_rows(connection, schema, [named])[named]
+    if isinstance(row, Missing) or row.state != "quarantined" or row.quarantine is None:
+        raise NotFoundError(f"neither a route nor a row in quarantine has the id {named}: {row.words}")
+    return read_route(connection, schema, row.quarantine)
+
+
+READ_ROWS = SQL("""
+    SELECT id, message_id, aggregate_type, aggregate_id, event_type, created_at, attempts, last_error
+    FROM {schema}.message_state
+    WHERE {which} AND id > %(after)s
+    ORDER BY id
+    LIMIT %(limit)s
+""")
+OF_ROUTE = SQL("state = 'quarantined' AND quarantine = %(route)s")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRow:
+    """A row of a route, without its payload."""
+
+    id: int
+    message_id: UUID
+    aggregate_type: str
+    aggregate_id: str | None
+    event_type: str
+    created_at: datetime
+    attempts: int
+    last_error: str | None
+
+
+def list_rows(
+    connection: psycopg.Connection, schema: str, route: int, *, limit: int, after: int = 0
+) -> list[WaitingRow]:
+    """Return the first rows of a route behind the id `after`, by id."""
+    statement = READ_ROWS.format(schema=Identifier(schema), which=OF_ROUTE)
+    return _read_rows(connection, statement, {**parameters(route, []), "limit": limit, "after": after})
+
+
+def list_chosen(
+    connection: psycopg.Connection, schema: str, route: int, rows: Sequence[RowId], *, limit: int
+) -> list[WaitingRow]:
+    """Return the first rows that `reroute` or `discard` would change now, by id."""
+    names = {"schema": Identifier(schema), "is_behind": IS_BEHIND}
+    statement = READ_ROWS.format(**names, which=CHOSEN.format(**names))
+    return _read_rows(connection, statement, {**parameters(route, rows), "limit": limit, "after": 0})
+
+
+def _read_rows(connection: psycopg.Connection, statement: Composed, values: dict[str, Any]) -> list[WaitingRow]:
+    with connection.cursor(row_factory=class_row(WaitingRow)) as cursor:
+        return cursor.execute(statement, values).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a reroute did."""
+
+    route: int
+    rows: int
+    left_out: list[str]  # what was not done, with the reason
+
+
+MOVE = SQL("""
+    WITH moved AS (
+        UPDATE {schema}.message
+        SET exchange = %(exchange)s, routing_key = %(routing_key)s, quarantine = %(to)s, last_error = %(words)s
+        WHERE {chosen}
+        RETURNING id
+    )
+    INSERT INTO {schema}.operator_audit (command, target, done_by, why)
+    SELECT 'quarantine reroute', id::text, %(by)s, %(why)s FROM moved
+""")
+# The rows behind them go along, so that they are let go together; each keeps its address.
+MOVE_FOLLOWERS = SQL("""
+    UPDATE {schema}.message SET quarantine = %(to)s
+    WHERE state = 'quarantined' AND quarantine = %(route)s AND {is_behind}
+""")
+# Its tries are counted from zero: the relay takes that for "now" (relay/engine/settle/quarantine.py).
+ENTER = SQL("""
+    INSERT INTO {schema}.quarantine (exchange, routing_key, reason)
+    VALUES (%(exchange)s, %(routing_key)s, %(words)s)
+    ON CONFLICT (exchange, routing_key) DO UPDATE SET probes = 0
+    RETURNING id
+""")
+
+
+def reroute(
+    connection: psycopg.Connection,
+    schema: str,
+    route: RouteStatus,
+    rows: Sequence[RowId],
+    *,
+    exchange: str,
+    routing_key: str,
+    by: str,
+    why: str,
+) -> Changed:
+    """Send the rows of a route, or those named, to another address, in one transaction.
+
+    They wait for the new address in quarantine: the relay tries it with one row, and lets the others follow in order.
+    A row that is on its way as a probe has no new address; it is waited for.
+
+    Raises:
+        UsageError: they have this address already.
+        NotFoundError: the route is not in quarantine any more.
+    """
+    if (exchange, routing_key) == (route.exchange, route.routing_key):
+        raise UsageError(f"the rows of route {route.id} have this address already: {route.address}")
+    to = {
+        "exchange": exchange, "routing_key": routing_key, "words": f"rerouted by {by}: {why}", "by": by, "why": why,
+    }  # fmt: skip
+    values = parameters(route.id, rows)
+    deadline = time.monotonic() + PROBE_WAIT
+    while True:
+        with connection.transaction():
+            if connection.execute(composed(schema, LOCK_ROUTE), values).rowcount == 0:
+                raise NotFoundError(f"route {route.id} is not in quarantine any more: its rows are on their way")
+            probes = [id_ for (id_,) in connection.execute(composed(schema, PROBES_ON_THEIR_WAY), values)]
+            if not probes or time.monotonic() >= deadline:
+                left_out = not_chosen(connection, schema, route.id, rows, probes=probes)
+                (entered,) = connection.execute(composed(schema, ENTER), to).fetchone() or (0,)
+                moved = connection.execute(composed(schema, MOVE), {**values, **to, "to": entered}).rowcount
+                if not rows:
+                    connection.execute(composed(schema, MOVE_FOLLOWERS), {**values, "to": entered})
+                # What is left in the route waits for no more than it did: try it now.
+                probe(connection, schema, [route.id])
+                return Changed(route.id, moved, left_out)
+        time.sleep(PROBE_POLL)
+
+
+COUNT_CHOSEN = SQL("SELECT count(*), min(created_at) FROM {schema}.message_state WHERE {chosen}")
+
+
+def count_chosen(
+    connection: psycopg.Connection, schema: str, route: RouteStatus, rows: Sequence[RowId]
+) -> tuple[int, datetime | None]:
+    """Return how many rows `reroute` or `discard` would change now, and when the oldest was written."""
+    found = connection.execute(composed(schema, COUNT_CHOSEN), parameters(route.id, rows)).fetchone()
+    return found or (0, None)
+
+
+TRY_NOW = SQL("UPDATE {schema}.quarantine SET probes = 0 WHERE id = ANY (%(routes)s::bigint[])")
+
+
+def probe(connection: psycopg.Connection, schema: str, routes: Sequence[int]) -> None:
+    """Ask the running relays to try these routes now."""
+    with connection.transaction():
+        connection.execute(composed(schema, TRY_NOW), {"routes": list(routes)})
+        ring(connection, schema, ROUTES_CHANGED)
+
+
+LOCK_ROUTE = SQL("SELECT FROM {schema}.quarantine WHERE id = %(route)s FOR UPDATE")
+PROBES_ON_THEIR_WAY = SQL("""
+    SELECT id FROM {schema}.message_state
+    WHERE state = 'pending' AND quarantine = %(route)s
+        AND (%(all)s OR id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
+""")
+READ_CHOSEN = SQL("SELECT id, message_id FROM {schema}.message_state WHERE {chosen} AND NOT %(all)s")
+RING = SQL("SELECT pg_notify(%(channel)s, %(word)s)")
+
+
+def not_chosen(
+    connection: psycopg.Connection, schema: str, route: int, rows: Sequence[RowId], *, probes: Sequence[int] = ()
+) -> list[str]:
+    """Return what was named and cannot be changed now, with the reason.
+
+    Args:
+        probes: rows of the route that are on their way, to be told when no row is named.
+    """
+    values = parameters(route, rows)
+    chosen: set[RowId] = set()
+    for row in connection.execute(composed(schema, READ_CHOSEN), values):
+        chosen.update(row)
+    missing = [each for each in rows or probes if each not in chosen]
+    where = whereabouts(connection, schema, missing)
+    return [f"{each} is left as it is: {where[each]}" for each in missing]
+
+
+def parameters(route: int, rows: Sequence[RowId]) -> dict[str, Any]:
+    """Return what CHOSEN takes: all rows of the route, or those named."""
+    return {"route": route, "all": not rows, **as_parameters(rows)}
+
+
+def ring(connection: psycopg.Connection, schema: str, word: str = "") -> None:
+    """Notify the running relays that something has changed that they must obey."""
+    connection.execute(RING, {"channel": nodes_channel(schema), "word": word})
+
+
+def composed(schema: str, statement: SQL) -> Composed:
+    """Return the statement for a schema."""
+    names = {"schema": Identifier(schema), "is_behind": IS_BEHIND}
+    return statement.format(**names, chosen=CHOSEN.format(**names), probes=PROBES_ON_THEIR_WAY.format(**names))

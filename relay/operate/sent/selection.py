@@ -1,0 +1,162 @@
+"""Which sent rows: the filter of a replay, its conditions in SQL, and what there is to select from."""
+
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, date, datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from relay.operate.sent.moment import parse_interval
+
+FOREVER = datetime(1, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """A filter; what is `None` selects nothing away. `since` and `until` mean the time of sending."""
+
+    message_ids: list[UUID] | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    event_type: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None  # exclusive
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what is set, for the table `replay` and for people."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: _plain(value) for name, value in given.items()}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Selection":
+        known = {each.name for each in fields(cls)} & stored.keys()
+        values = {name: stored[name] for name in known}
+        for name in ("since", "until"):
+            if name in values:
+                values[name] = datetime.fromisoformat(values[name])
+        if "message_ids" in values:
+            values["message_ids"] = [UUID(text) for text in values["message_ids"]]
+        return cls(**values)
+
+    def conditions(self) -> Composed:
+        """Return the conditions on a row's columns as SQL that needs no parameters; without the time of sending."""
+        parts: list[Composable] = [SQL("true")]
+        if self.message_ids is not None:
+            ids = Literal([str(each) for each in self.message_ids])
+            parts.append(SQL("message_id = ANY ({}::uuid[])").format(ids))
+        words = {name: getattr(self, name) for name in ("aggregate_type", "aggregate_id", "event_type")}
+        parts += [
+            SQL("{} = {}").format(Identifier(name), Literal(word)) for name, word in words.items() if word is not None
+        ]
+        return SQL(" AND ").join(parts)
+
+    def times_before(self, moment: datetime) -> dict[str, Composed]:
+        """Return `since` and `until` as SQL; constants, so that the planner leaves out the days that are not meant."""
+        until = moment if self.until is None else min(self.until, moment)
+        times = {"since": self.since or FOREVER, "until": until}
+        return {name: SQL("{}::timestamptz").format(Literal(time.isoformat())) for name, time in times.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """A filter as an operator writes it: `since` and `until` are moments, or lengths of time ago."""
+
+    message_ids: list[UUID] | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    event_type: str | None = None
+    since: str | None = None
+    until: str | None = None
+
+    def selection(self, moment: datetime) -> Selection:
+        """Return the filter with its moments by a clock that shows `moment`; UsageError when nothing can match."""
+        since, until = parse_interval(self.since, self.until, moment)
+        return Selection(
+            message_ids=self.message_ids or None,
+            aggregate_type=self.aggregate_type,
+            aggregate_id=self.aggregate_id,
+            event_type=self.event_type,
+            since=since,
+            until=until,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """How many rows are selected of a day."""
+
+    day: date
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Rows that match but for the time: they were not sent yet."""
+
+    pending: int
+    parked: int
+
+
+COUNT_BY_DAY = SQL("""
+    SELECT (sent_at AT TIME ZONE 'UTC')::date AS day, count(*)
+    FROM {schema}.sent({since}, {until})
+    WHERE {conditions}
+    GROUP BY day
+    ORDER BY day
+""")
+
+
+def count_by_day(connection: psycopg.Connection, schema: str, selection: Selection) -> list[Day]:
+    """Count the rows that a replay made now would select."""
+    statement = count_statement(schema, selection, now(connection))
+    return [Day(day, rows) for day, rows in connection.execute(statement)]
+
+
+def count_statement(schema: str, selection: Selection, moment: datetime) -> Composed:
+    """Return the SELECT of what was sent before the moment, by day."""
+    return COUNT_BY_DAY.format(
+        schema=Identifier(schema), conditions=selection.conditions(), **selection.times_before(moment)
+    )
+
+
+COUNT_WAITING = SQL("""
+    SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state = 'parked')
+    FROM {schema}.message_state
+    WHERE state IN ('pending', 'parked') AND {conditions}
+""")
+
+
+def count_waiting(connection: psycopg.Connection, schema: str, selection: Selection) -> Waiting:
+    """Count the rows that match and were not sent yet."""
+    statement = COUNT_WAITING.format(schema=Identifier(schema), conditions=selection.conditions())
+    row = connection.execute(statement).fetchone()
+    return Waiting(*row) if row else Waiting(0, 0)
+
+
+FIRST_DAY = SQL("""
+    SELECT min(substring(pg_get_expr(part.relpartbound, part.oid) FROM $$FROM \\('([^']+)'\\)$$)::timestamptz)
+    FROM pg_inherits JOIN pg_class AS part ON part.oid = inhrelid
+    WHERE inhparent = to_regclass({parent}) AND NOT inhdetachpending
+""")
+
+
+def first_day(connection: psycopg.Connection, schema: str) -> datetime | None:
+    """Return from when on sent rows are kept: what was sent before was dropped by retention, or never was here."""
+    parent = Literal(f"{schema}.message_sent")
+    row = connection.execute(FIRST_DAY.format(parent=parent)).fetchone()
+    return row[0].astimezone(UTC) if row and row[0] else None
+
+
+def now(connection: psycopg.Connection) -> datetime:
+    """Return the database's time: sent rows carry it."""
+    moment: datetime
+    (moment,) = connection.execute("SELECT clock_timestamp()").fetchone() or (datetime.now(UTC),)
+    return moment.astimezone(UTC)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return [str(each) for each in value] if isinstance(value, list) else value

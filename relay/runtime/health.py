@@ -1,0 +1,117 @@
+"""What keeps this node from delivering, as the operator reads it."""
+
+import time
+from enum import StrEnum
+
+from relay.logger import get_logger
+from relay.runtime.refusals import ConnectionRefusals
+
+log = get_logger(__name__)
+
+REFUSED_AFTER = 5.0  # seconds, for what has no `relay.stall_after`
+TOLD_REASONS = 20  # remembered for each part: reasons with a changing number must not fill the memory
+
+# Some messages wait there while the others go out, or are gone. The operator should look, but the node can deliver.
+PARTIAL = frozenset({"queues", "routes", "history"})
+
+
+class HealthState(StrEnum):
+    """The state of a node."""
+
+    OK = "ok"
+    DEGRADED = "degraded"  # a part does not work
+    STALLED = "stalled"  # messages wait, and no message settles
+
+
+class Health:
+    """Reasons by part ("broker", "database", ...). Without a reason the node is well.
+
+    Args:
+        refused_after: seconds of refused connections after which the reason says so.
+    Attributes:
+        refusals: for how long each end has refused the node.
+    """
+
+    def __init__(self, refused_after: float = REFUSED_AFTER) -> None:
+        self.refusals = ConnectionRefusals(refused_after)
+        self._reasons: dict[str, str] = {}
+        self._expected: dict[str, str] = {}
+        self._told: dict[str, list[str]] = {}
+        self._since: dict[str, float] = {}
+        self._stalled = ""
+
+    def expect(self, part: str, reason: str) -> None:
+        """Note that a part is not ready yet, and that nothing is wrong so far."""
+        self._expected[part] = reason
+
+    def degrade(self, part: str, reason: str, *, is_refusal: bool = False, **more: object) -> None:
+        """Note that a part does not work. Each reason is logged once, with `more`, until the part works again.
+
+        Args:
+            is_refusal: the server answered, and refused the connection.
+        """
+        self.refusals.note(part, reason, is_refusal=is_refusal)
+        self._reasons[part] = reason
+        self._since.setdefault(part, time.monotonic())
+        told = self._told.setdefault(part, [])
+        if reason not in told:
+            told.append(reason)
+            del told[:-TOLD_REASONS]
+            log.warning(f"{part}.degraded", reason=reason, **more)
+
+    def warn(self, part: str, reason: str) -> None:
+        """Note what the operator must look at; the caller has logged it."""
+        self._reasons[part] = reason
+
+    def heal(self, part: str) -> None:
+        self._expected.pop(part, None)
+        self._told.pop(part, None)
+        self._since.pop(part, None)
+        self.refusals.clear(part)
+        if self._reasons.pop(part, None) is not None:
+            log.info(f"{part}.healed")
+
+    def degraded_for(self, part: str) -> float:
+        """Return the seconds for which a part has not worked; 0 when it works."""
+        now = time.monotonic()
+        return now - self._since.get(part, now)
+
+    def stall(self, waiting: int, seconds: float) -> None:
+        """Note that messages wait, and that no message has settled for this long."""
+        if not self._stalled:
+            log.warning("delivery.stalled", waiting=waiting, seconds=round(seconds, 1))
+        self._stalled = f"nothing has settled for {seconds:.0f} s, messages that wait: {waiting}"
+
+    def move(self) -> None:
+        """Note that messages settle again, or that no message waits."""
+        if self._stalled:
+            self._stalled = ""
+            log.info("delivery.resumed")
+
+    @property
+    def hindrances(self) -> dict[str, str]:
+        """What keeps the node from delivering now, by part; also what is not ready yet."""
+        whole = {part: reason for part, reason in self._worded.items() if part not in PARTIAL}
+        return self._expected | whole | self._stall
+
+    @property
+    def is_stalled(self) -> bool:
+        return bool(self._stalled)
+
+    @property
+    def state(self) -> HealthState:
+        if self._stalled:
+            return HealthState.STALLED
+        return HealthState.DEGRADED if self._reasons else HealthState.OK
+
+    @property
+    def reasons(self) -> list[str]:
+        return [f"{part}: {reason}" for part, reason in sorted((self._worded | self._stall).items())]
+
+    @property
+    def _worded(self) -> dict[str, str]:
+        return {part: self.refusals.words(part, reason) for part, reason in self._reasons.items()}
+
+    @property
+    def _stall(self) -> dict[str, str]:
+        return {"delivery": self._stalled} if self._stalled else {}

@@ -1,0 +1,325 @@
+"""Connections to PostgreSQL: deadlines on every step, and no password in any error."""
+
+import asyncio
+import os
+import re
+import socket
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg.abc import RV, PQGen
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo, TransactionStatus
+
+from relay.config.settings import DatabaseSettings
+from relay.config.urls import libpq_parameters
+from relay.errors import ConfigurationError, DatabaseUnavailableError, DeadlineError
+from relay.runtime.scrub import scrub
+
+# A peer that died silently is noticed within about 10 s, whether we wait for it or are idle.
+KEEPALIVE = {
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+CANCEL_TIMEOUT = 1.0  # seconds in which a server that lives cancels a statement
+TAKES = "postgresql://user:password@host:5432/database"
+SERVER_SAYS = re.compile(r"\w:  \S")
+
+# A server's default for all applications may be stricter: then statements of ours end each other with 40001.
+READ_COMMITTED = "SET default_transaction_isolation = 'read committed'"
+
+BACKEND = "SELECT pg_backend_pid()"
+LOOKS = 5  # one would do in an idle pool; a busy one hands processes out in any order
+LOOK_TIMEOUT = 5.0  # seconds for all of them
+
+
+SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
+
+# PostgreSQL's words for why it ended a session, or serves it no more, as the label `reason` of the metrics has them.
+# A closed list: docs/metrics.md tells each, and no server can fill Prometheus with its own words.
+LOSSES = frozenset(
+    {
+        "admin_shutdown",
+        "cannot_connect_now",
+        "crash_shutdown",
+        "database_dropped",
+        "disk_full",
+        "idle_in_transaction_session_timeout",
+        "idle_session_timeout",
+        "insufficient_privilege",
+        "io_error",
+        "lock_not_available",
+        "out_of_memory",
+        "query_canceled",
+        "read_only_sql_transaction",
+        "too_many_connections",
+        "transaction_timeout",
+    }
+)
+
+
+class Host(NamedTuple):
+    """A server as the URL names it."""
+
+    name: str
+    port: int
+
+
+def conninfo(database: DatabaseSettings, *, last: Host | None = None, **overrides: Any) -> str:
+    """Return the libpq connection string with our deadlines, which the URL's own parameters override.
+
+    It names hosts and ports also where libpq would take them from the environment.
+
+    The URL is asked for now: it may be read from a file that holds another password by now.
+
+    Args:
+        last: one of the URL's hosts, to be tried after all others.
+    Raises:
+        ConfigurationError: there is no URL, or libpq cannot read it.
+    """
+    url = database.url.get_secret_value()
+    if not url:
+        raise ConfigurationError(f"database.url (RELAY_DATABASE_URL) is not set; it takes {TAKES}")
+    try:
+        given = libpq_parameters(url)
+    except ValueError as error:
+        reason = str(error) or f"it is no libpq URL; it takes {TAKES}"
+        raise ConfigurationError(f"database.url (RELAY_DATABASE_URL): {reason}") from None
+    if "service" not in given:  # whose file goes before the environment
+        given = _with_places(given)
+    hosts = _hosts(given)
+    defaults: dict[str, Any] = {
+        "connect_timeout": max(2, round(database.connect_timeout)),  # libpq takes no less
+        "application_name": "outbox-relay",
+        # Of an encrypted `sslkey`: without it OpenSSL asks at the terminal, and the event loop waits for an answer.
+        "sslpassword": "none",
+        **({"target_session_attrs": "read-write"} if len(hosts) > 1 else {}),
+        **KEEPALIVE,
+    }
+    return make_conninfo(**{**defaults, **given, **_put_last(given, hosts, last), **overrides})
+
+
+def each_host(database: DatabaseSettings) -> list[dict[str, str]]:
+    """Return, for each host of the URL, what makes `connect` go there and nowhere else, whatever it is.
+
+    Raises:
+        ConfigurationError: libpq cannot read the URL.
+    """
+    given = conninfo_to_dict(conninfo(database))
+    ways = [_places(given, [place]) for place in range(len(_hosts(given)))]
+    return [{**way, "target_session_attrs": "any"} for way in ways]
+
+
+def host_of(connection: psycopg.Connection) -> str:
+    """Name the host and port that a connection leads to, wherever libpq found them."""
+    return f"{connection.info.host}:{connection.info.port}"
+
+
+def login_of(connection: psycopg.Connection) -> str:
+    """Name the database that a connection leads to, its host and port, and the user."""
+    return f"database {connection.info.dbname} on {host_of(connection)}, as user {connection.info.user}"
+
+
+def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: Any) -> psycopg.Connection:
+    """Open a connection in autocommit mode, for transactions that are READ COMMITTED.
+
+    Args:
+        is_lent: a pooler may lend the session to an application after us; nothing is set in it.
+    Raises:
+        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words tell why.
+    """
+    try:
+        connection = psycopg.connect(conninfo(database, **overrides), autocommit=True)
+        if not is_lent:
+            connection.execute(READ_COMMITTED)
+        return connection
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error)) from error
+
+
+async def connect_async(
+    database: DatabaseSettings, *, last: Host | None = None, is_lent: bool = False, **overrides: Any
+) -> "Connection":
+    """Open an asyncio connection in autocommit mode, for transactions that are READ COMMITTED.
+
+    Args:
+        last: one of the URL's hosts, to be tried after all others.
+        is_lent: as for `connect`.
+    Raises:
+        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words tell why.
+    """
+    try:
+        connection = await Connection.connect(conninfo(database, last=last, **overrides), autocommit=True)
+        try:
+            if not is_lent:
+                async with asyncio.timeout(database.command_timeout):
+                    await connection.execute(READ_COMMITTED)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+    except TimeoutError as error:
+        raise DatabaseUnavailableError(f"no answer within {database.command_timeout:g} s") from error
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error)) from error
+
+
+def is_refusal(error: psycopg.Error) -> bool:
+    """Whether a server answered a connection, and refused it: a wrong password, no such role or database."""
+    # libpq keeps the SQLSTATE of such an answer to itself, and its words depend on the server's language. But it puts
+    # two spaces behind the severity of what a server says ("FATAL: password ..."), and libpq itself does not.
+    return error.sqlstate is None and SERVER_SAYS.search(str(error)) is not None
+
+
+class Connection(psycopg.AsyncConnection):
+    """A connection whose interrupted statement ends within `CANCEL_TIMEOUT`, also when the server is silent.
+
+    psycopg asks the server to cancel the statement, which keeps no lock then. For a silent server psycopg waits up to
+    10 s. A stop of the relay would take as long, and once for each statement that is interrupted.
+    """
+
+    _pulling: asyncio.TimerHandle | None = None
+    ended_in_wait = False  # by the server, or by psycopg, which gives up a statement that cannot be cancelled
+
+    async def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
+        was_broken = self.broken  # by `pgconn.finish()`, for one
+        try:
+            return await super().wait(gen, *args, **kwargs)
+        finally:
+            self.ended_in_wait |= self.broken and not was_broken
+            if self._pulling is not None:
+                self._pulling.cancel()
+                self._pulling = None
+
+    async def cancel_safe(self, *, timeout: float = CANCEL_TIMEOUT) -> None:  # noqa: ASYNC109  (psycopg's signature)
+        if self._pulling is None and self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            self._pulling = asyncio.get_running_loop().call_later(CANCEL_TIMEOUT, unplug, self)
+        await super().cancel_safe(timeout=min(timeout, CANCEL_TIMEOUT))
+
+
+def is_finished(connection: psycopg.Connection | psycopg.AsyncConnection) -> bool:
+    """Whether other code than psycopg has called `connection.pgconn.finish()`.
+
+    False for an asyncio connection that is not ours, such as one of SQLAlchemy: psycopg may have done so itself.
+    """
+    pointer = connection.pgconn.pgconn_ptr  # type: ignore[attr-defined]  # each implementation has it
+    if not connection.broken or pointer is not None:
+        return False
+    return isinstance(connection, psycopg.Connection) or not getattr(connection, "ended_in_wait", True)
+
+
+def unplug(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
+    """Shut the socket down: every wait on this connection ends at once, as if the server had gone.
+
+    From any thread. Closing the connection would not end the wait of another task or thread.
+    """
+    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as plug:
+        plug.shutdown(socket.SHUT_RDWR)
+
+
+async def refuse_pooler(database: DatabaseSettings) -> None:
+    """See that the URL leads to sessions; raises as `connect_async` and `require_session`."""
+    async with await connect_async(database, is_lent=True) as connection:
+        await require_session(connection, database)
+
+
+async def require_session(connection: psycopg.AsyncConnection, database: DatabaseSettings) -> None:
+    """See that this connection is a session: locks, settings and LISTEN stay with it from one statement to the next.
+
+    Raises:
+        ConfigurationError: a pooler lends the session out between our transactions.
+        DatabaseUnavailableError: a pooler did not let us find out.
+        psycopg.OperationalError: the connection is lost.
+    """
+    if await _backend(connection) == connection.info.backend_pid:
+        return
+    # Every pooler gives its clients process ids that it makes up.
+    try:
+        async with (
+            asyncio.timeout(LOOK_TIMEOUT),
+            await connect_async(database, is_lent=True, application_name="outbox-relay pooler test") as other,
+        ):
+            is_kept = await _is_kept(connection, other)
+    except (psycopg.Error, TimeoutError) as error:
+        raise DatabaseUnavailableError(
+            "a pooler answers, and gives us no second connection to find out whether it keeps sessions:"
+            f" {one_line(error) or f'no answer within {LOOK_TIMEOUT:g} s'}"
+        ) from error
+    if not is_kept:
+        raise ConfigurationError(
+            "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions."
+            " The relay's locks need one session: name the server itself, or a pool with pool_mode = session"
+        )
+
+
+async def _is_kept(connection: psycopg.AsyncConnection, other: psycopg.AsyncConnection) -> bool:
+    """Return whether our server process stays ours while another connection opens transactions.
+
+    If sessions are lent out, it gets the process that we had as soon as it begins one, and we get another.
+    """
+    ours = await _backend(connection)
+    for _ in range(LOOKS):
+        try:
+            async with other.transaction():
+                if await _backend(other) == ours or await _backend(connection) != ours:
+                    return False
+        except psycopg.errors.ProtocolViolation:  # a pool that lends each statement out knows no transactions
+            return False
+    return True
+
+
+def is_unreplicated(notice: psycopg.errors.Diagnostic) -> bool:
+    """Return whether a notice says that a commit was made here and maybe nowhere else."""
+    # Its SQLSTATE, 01000, is that of any warning, and its words depend on the server's language.
+    return notice.source_function == "SyncRepWaitForLSN"
+
+
+def one_line(error: BaseException) -> str:
+    """Return libpq's words, which come on several lines, as one, without a password."""
+    return scrub(" ".join(str(error).split()))
+
+
+def kind_of_loss(error: BaseException) -> str:
+    """Return why a session was lost, for a counter: a word of `LOSSES`, `silent`, `lost` or `other`."""
+    if isinstance(error, (DeadlineError, TimeoutError)):
+        return SILENT
+    if isinstance(error, psycopg.Error) and error.sqlstate:
+        word = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()  # AdminShutdown: admin_shutdown
+        return word if word in LOSSES else OTHER
+    return LOST
+
+
+async def _backend(connection: psycopg.AsyncConnection) -> int:
+    # Not prepared: the statement might stay behind on another server process.
+    row = await (await connection.execute(BACKEND, prepare=False)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _with_places(given: dict[str, Any]) -> dict[str, Any]:
+    """Add the hosts and ports that the environment names that the URL leaves out, as libpq does."""
+    usual = {each.keyword.decode(): each.val.decode() for each in Conninfo.get_defaults() if each.val}
+    places = ("host", "hostaddr") if not (given.get("host") or given.get("hostaddr")) else ()
+    return {**{key: usual[key] for key in (*places, "port") if key in usual}, **given}
+
+
+def _hosts(given: dict[str, Any]) -> list[Host]:
+    names = str(given.get("host") or given.get("hostaddr") or "").split(",")
+    ports = str(given.get("port") or 5432).split(",")
+    return [Host(name, int(ports[place % len(ports)] or 5432)) for place, name in enumerate(names)]
+
+
+def _put_last(given: dict[str, Any], hosts: list[Host], last: Host | None) -> dict[str, str]:
+    """Return the lists of the URL's hosts in the order in which they are tried."""
+    return _places(given, sorted(range(len(hosts)), key=lambda place: hosts[place] == last))
+
+
+def _places(given: dict[str, Any], order: list[int]) -> dict[str, str]:
+    """Return the URL's lists of hosts with these places of them; a list of one port is every host's."""
+    count = len(_hosts(given))
+    lists = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
+    return {key: ",".join(values[place] for place in order) for key, values in lists.items() if len(values) == count}

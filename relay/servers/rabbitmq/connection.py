@@ -1,0 +1,389 @@
+"""Connections to RabbitMQ: a list of hosts, a deadline on every step, and no password in any error."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from traceback import walk_tb
+from typing import Any
+
+import aio_pika
+from aio_pika.abc import ConnectionParameter
+from aiormq.abc import AbstractChannel as Underlay
+from aiormq.abc import ChannelFrame
+from aiormq.connection import TransportFactory
+from aiormq.exceptions import (
+    AMQPConnectionError,
+    AMQPError,
+    AuthenticationError,
+    ConnectionClosed,
+    InvalidFrameError,
+    ProbableAuthenticationError,
+)
+from pamqp.commands import Channel as ChannelMethods
+from pamqp.commands import Connection as Methods
+from yarl import URL
+
+from relay.config.settings import BrokerSettings
+from relay.config.tls import error_words, tls_context
+from relay.errors import BrokerUnavailableError
+from relay.runtime.scrub import scrub
+from relay.servers.rabbitmq.frames import UnderlayFactory
+from relay.servers.rabbitmq.hosts import Host, broker_urls, in_turn
+
+HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
+MISSED_HEARTBEATS = 1.5  # after which nothing goes through; the library waits three times as long, and a bit
+CLOSE_TIMEOUT = 1.0  # seconds in which a broker that lives answers a close
+ACCESS_REFUSED, NOT_ALLOWED = 403, 530  # AMQP's codes for a user, and for a virtual host
+SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
+# AMQP's words for why the broker ends a connection, as the label `reason` of the metrics has them: a closed list.
+ENDS = frozenset(
+    {
+        "access_refused",
+        "channel_error",
+        "command_invalid",
+        "connection_forced",
+        "frame_error",
+        "internal_error",
+        "invalid_path",
+        "not_allowed",
+        "not_found",
+        "not_implemented",
+        "resource_error",
+        "syntax_error",
+        "unexpected_frame",
+    }
+)
+
+
+class Connection(aio_pika.Connection):
+    """A connection that knows why the broker blocks it, and why it was lost; `connect` opens it.
+
+    It is not a robust connection. Those declare exchanges and queues again after a reconnect, which loses messages in a
+    split. And a publisher must know that the connection was lost.
+
+    Attributes:
+        host: what it leads to.
+        blocked: the broker's word for why it takes nothing (`memory`, `disk`); None while it does.
+    """
+
+    PARAMETERS = (
+        *aio_pika.Connection.PARAMETERS,
+        ConnectionParameter(name="transport_factory", parser=lambda factory: factory, is_kwarg=True),
+    )
+
+    def __init__(self, host: Host, broker: BrokerSettings, name: str) -> None:
+        self.host = host
+        self._heartbeat = broker.heartbeat
+        self._socket = _Socket(host, timeout=broker.heartbeat * HEARTBEATS_UNTIL_GONE)
+        super().__init__(
+            # The library's 60 s would mean minutes until a mute broker is noticed.
+            host.url.update_query(heartbeat=str(broker.heartbeat)),
+            client_properties={"connection_name": name, "product": broker.app_id},
+            transport_factory=self._socket,
+        )
+        self.blocked: str | None = None
+        self._blocked_at = 0.0
+        self._blocked_before = 0.0
+
+    def __del__(self) -> None:
+        """Leave it: the library's own closes in whatever loop runs by then, and Python warns when no loop runs.
+
+        A connection that was opened is closed by `hang_up`; one that was not has nothing to close.
+        """
+
+    async def connect(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (the library's signature)
+        try:
+            # As the library does it, with a reader of our own.
+            self.transport = await UnderlayFactory.connect(
+                self.url, self._on_connection_close, timeout=timeout, **self.kwargs
+            )
+            await self._on_connected()
+        except StopAsyncIteration:  # so the library says it when the stream has ended before it looks
+            raise AMQPConnectionError("closed before the broker's greeting") from None
+        if self.transport is None:  # as the library types it; it is there
+            raise AMQPConnectionError("closed at once")
+        underlay = self._underlay = self.transport.connection
+        self._closing = underlay.closing
+        # The library has no event for it, and `ready()` tells no reason: we come before its own handlers.
+        # tests/faults/test_broker_alarms.py fails when a release of it has others.
+        for name, act in (("blocked", self._block), ("unblocked", self._unblock)):
+            handler = f"_Connection__handle_connection_{name}"
+            setattr(underlay, handler, _both(act, getattr(underlay, handler)))
+
+    @property
+    def blocked_seconds(self) -> float:
+        """For how long the broker has blocked us, until now."""
+        now = self.loop.time() - self._blocked_at if self.blocked is not None else 0.0
+        return self._blocked_before + now
+
+    @property
+    def silent_for(self) -> float:
+        """For how many seconds nothing has come: an idle broker sends a heartbeat within each `broker.heartbeat`."""
+        # The library's own figure, by which it gives the connection up much later.
+        last: float = self._underlay._Connection__last_frame_time  # type: ignore[attr-defined]
+        return self.loop.time() - last
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why nothing goes through, as far as one can tell while it is open; None when nothing is known against it."""
+        if self.blocked is not None:
+            return f"broker blocked ({self.blocked})"
+        silence = self._heartbeat * MISSED_HEARTBEATS
+        return f"nothing has come from it for {silence:g} s" if self.silent_for > silence else None
+
+    def clock(self) -> float:
+        """Return a time in seconds that stands still while the broker blocks us."""
+        return self.loop.time() - self.blocked_seconds
+
+    @property
+    def tls(self) -> ssl.SSLObject | None:
+        """The encryption of a connection by amqps, with the broker's certificate."""
+        return self._socket.tls
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether it has ended; the library's `is_closed` is about our own `close`."""
+        return self._closing.done()
+
+    @property
+    def end(self) -> BaseException | None:
+        """What ended the connection: the broker's words, or what the socket said; None while it is open."""
+        if not self._closing.done():
+            return None
+        return asyncio.CancelledError() if self._closing.cancelled() else self._closing.exception()
+
+    @property
+    def loss(self) -> str | None:
+        """What ended the connection, in words; None while it is open."""
+        if (end := self.end) is None:
+            return None
+        return f"connection lost: {SILENT if isinstance(end, asyncio.CancelledError) else words(end)}"
+
+    async def hang_up(self) -> None:
+        """Close, without waiting for long: a mute broker answers no close, and the library would wait for seconds."""
+        closing = asyncio.create_task(self.close())
+        try:
+            await asyncio.wait([closing], timeout=CLOSE_TIMEOUT)
+        finally:
+            if not closing.done():
+                self._socket.abort()
+                await asyncio.wait([closing], timeout=CLOSE_TIMEOUT)
+            if closing.done() and not closing.cancelled():
+                closing.exception()  # lost already: what more is there to tell
+
+    def _block(self, frame: Any) -> None:
+        if self.blocked is None:
+            self._blocked_at = self.loop.time()
+        self.blocked = str(frame.reason or "no reason given").removeprefix("low on ")
+        # It reads nothing now, and an alarm may last: a full receive buffer must not count as a lost peer.
+        self._socket.be_patient(for_ever=True)
+
+    def _unblock(self, _: Any) -> None:
+        self._blocked_before, self.blocked = self.blocked_seconds, None
+        self._socket.be_patient(for_ever=False)
+
+
+class _Socket(TransportFactory):
+    """Opens the socket, and keeps it: a dead peer must not be waited for as long as the kernel does (15 minutes)."""
+
+    def __init__(self, host: Host, timeout: float) -> None:
+        self._host = host
+        self._timeout = timeout
+        self._socket: socket.socket | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self.tls: ssl.SSLObject | None = None
+
+    async def create(self, url: URL, **_: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the one address; the library's own factories would take the next one that the name has.
+
+        The certificate must be for the name.
+        """
+        is_secure = url.scheme == "amqps"
+        context = await asyncio.to_thread(tls_context, url) if is_secure else None
+        name = url.host if is_secure else None
+        reader, writer = await asyncio.open_connection(self._host.address, url.port, ssl=context, server_hostname=name)
+        self._socket, self.tls = writer.get_extra_info("socket"), writer.get_extra_info("ssl_object")
+        self._transport = writer.transport
+        self.be_patient(for_ever=False)
+        return reader, writer
+
+    def abort(self) -> None:
+        """End it at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def be_patient(self, *, for_ever: bool) -> None:
+        if self._socket is not None:
+            milliseconds = 0 if for_ever else round(self._timeout * 1000)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+async def connect(broker: BrokerSettings, name: str, *, after: Connection | None = None) -> Connection:
+    """Open a connection to the first host that lets us in; `name` is shown in the broker's list of connections.
+
+    Args:
+        after: one that was lost; its host is tried last, as it may take connections and never answer.
+    Raises:
+        BrokerUnavailableError: no host lets us in; it names each host and why.
+    """
+    reasons, is_refusal = [], False
+    lost = after.host if after is not None else None
+    async with aclosing(in_turn(broker_urls(broker), after=lost, within=broker.connect_timeout)) as hosts:
+        async for host in hosts:
+            try:
+                if isinstance(host, BrokerUnavailableError):
+                    raise host
+                return await connect_to(host, broker, name)
+            except BrokerUnavailableError as error:
+                reasons.append(str(error))
+                is_refusal |= error.is_refusal
+    raise BrokerUnavailableError("; ".join(reasons), is_refusal=is_refusal)
+
+
+async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connection:
+    """Open a connection to this host, as `connect` does.
+
+    Raises:
+        BrokerUnavailableError: it does not let us in; it names the host and why. Its cause is the broker's refusal.
+    """
+    connection = Connection(host, broker, name)
+    cause: BaseException | None = None
+    try:
+        await connection.connect(timeout=broker.connect_timeout)
+    except TimeoutError:
+        reason = f"no answer within {broker.connect_timeout:g} s"
+    except (AMQPError, OSError) as error:
+        cause = _refusal(error)
+        reason = words(cause)
+    except asyncio.CancelledError:
+        # The library raises it, too, when the peer resets the connection during the handshake.
+        if is_told_to_end():
+            raise
+        reason = "the connection was reset"
+    else:
+        return connection
+    raise BrokerUnavailableError(scrub(f"{host}: {reason}"), is_refusal=_is_refusal(cause)) from cause
+
+
+async def close_channel(channel: Underlay) -> None:
+    """Close a channel at the broker; the library takes note of the answer.
+
+    Without waiting for it: a channel that waits for a node that is gone does not answer.
+    """
+    frame = ChannelMethods.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
+    await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, [frame]))
+
+
+async def open_channel(connection: Connection, *, confirms: bool = False) -> Underlay:
+    """Open a channel of aiormq's own: aio-pika would make a second task and a large object of each delivery.
+
+    It waits for the broker without a limit: use it within `answer_within`, or as `open_channel_within`.
+
+    Args:
+        confirms: what it publishes is confirmed, and an unroutable message raises.
+    Raises:
+        AMQPError, OSError, RuntimeError: the connection was lost, or has no channel number left.
+        CancelledError: as well when the connection was lost, see `is_told_to_end`.
+    """
+    try:
+        opened = await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
+    except ValueError as error:  # so the library says it when no number is left
+        raise ConnectionError(str(error)) from error
+    channel = await opened.get_underlay_channel()
+    if is_told_to_end():  # the library swallows a cancel while it opens a channel
+        raise asyncio.CancelledError
+    return channel
+
+
+async def open_channel_within(connection: Connection, within: float, *, confirms: bool = False) -> Underlay:
+    """Open a channel as `open_channel` does.
+
+    Raises:
+        BrokerUnavailableError: the connection was lost, or the broker did not answer within so many seconds.
+    """
+    try:
+        async with answer_within("open a channel", within):
+            return await open_channel(connection, confirms=confirms)
+    except (AMQPError, OSError, RuntimeError) as error:
+        raise BrokerUnavailableError(connection.loss or words(error)) from error
+
+
+@asynccontextmanager
+async def answer_within(what: str, within: float) -> AsyncIterator[None]:
+    """Wait for the broker's answer.
+
+    Raises:
+        TimeoutError: `what` had no answer within so many seconds.
+        ConnectionResetError: the connection went away meanwhile, which the library says by a CancelledError.
+    """
+    try:
+        async with asyncio.timeout(within):
+            yield
+    except TimeoutError:
+        raise TimeoutError(f"{what}: no answer within {within:g} s") from None
+    except asyncio.CancelledError:
+        if is_told_to_end():
+            raise
+        raise ConnectionResetError(f"{what}: the connection was lost") from None
+    if is_told_to_end():
+        # The library swallows a cancellation while it closes a channel; the task that asked for it would wait without
+        # end.
+        raise asyncio.CancelledError
+
+
+def is_told_to_end() -> bool:
+    """Return whether another task has cancelled the current one.
+
+    The library raises CancelledError also on its own account, and swallows some that were meant for us.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def words(error: BaseException) -> str:
+    """Return what the broker or the kernel said, on one line."""
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error_words(error)}"
+    if isinstance(error, AuthenticationError):  # the library's own, before it has sent a password
+        offered = " ".join(sorted(str(error.args[0]).split()))
+        return f"the broker offers the mechanisms {offered}, and not the one of the parameter auth"
+    return " ".join(_text(error.args).split()) or type(error).__name__
+
+
+def kind_of_end(end: BaseException | None) -> str:
+    """Return why a connection was lost, for a counter: a word of `ENDS`, `lost`, `silent` or `other`."""
+    if isinstance(end, ConnectionClosed):
+        word = _text(end.args[-1:]).partition(" ")[0].lower()
+        return word if word in ENDS else OTHER
+    # The library's own heartbeat ends what was silent by a cancellation.
+    return SILENT if isinstance(end, (TimeoutError, asyncio.CancelledError)) else LOST
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether the broker refused the user or the virtual host."""
+    if isinstance(error, ConnectionClosed):
+        return error.args[0] in (ACCESS_REFUSED, NOT_ALLOWED)
+    return isinstance(error, (AuthenticationError, ProbableAuthenticationError))
+
+
+def _refusal(error: BaseException) -> BaseException:
+    """Return the broker's refusal of the virtual host: the library keeps the frame with its words to itself."""
+    for frame, _ in walk_tb(error.__traceback__):
+        close = frame.f_locals.get("frame")
+        if isinstance(error, InvalidFrameError) and isinstance(close, Methods.Close):
+            return ConnectionClosed(close.reply_code, close.reply_text)
+    return error
+
+
+def _both(act: Callable[[Any], None], handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    async def handle(frame: Methods.Blocked | Methods.Unblocked) -> None:
+        act(frame)
+        await handler(frame)
+
+    return handle
+
+
+def _text(args: Sequence[object]) -> str:
+    return " ".join(str(arg) for arg in args if arg is not None)
