@@ -116,7 +116,7 @@ FROM ${BASE} AS relay
 COPY --from=init /usr/bin/tini-static /usr/bin/tini
 COPY --from=installed /opt/relay /opt/relay
 # Images of Python come without the bytecode of its library: imported once here, it is not compiled at every start.
-RUN ["/opt/relay/bin/python", "-c", "import relay.cli.run, relay.cli.migrate, relay.cli.status, relay.http.server"]
+RUN ["/opt/relay/bin/python", "-c", "import relay.cli.run, relay.cli.migrate, relay.cli.status, relay.probes.server"]
 ENV PATH=/opt/relay/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # By number, so that a platform sees that it is not root. Nothing is written: the root may be read-only.
 USER 10001:10001
