@@ -11,6 +11,14 @@ log = get_logger(__name__)
 REFUSED_AFTER = 5.0  # seconds, for what has no `relay.stall_after`
 TOLD_REASONS = 20  # remembered for each part: reasons with a changing number must not fill the memory
 
+# The events of a part: when it ceases to work, and when it works again.
+EVENTS = {
+    "broker": ("broker.degraded", "broker.healed"),
+    "queues": ("queues.degraded", "queues.healed"),
+    "database": ("database.degraded", "database.healed"),
+    "lanes": ("lanes.degraded", "lanes.healed"),
+}
+
 # Some messages wait there while the others go out, or are gone. The operator should look, but the node can deliver.
 PARTIAL = frozenset({"queues", "routes", "history"})
 
@@ -57,7 +65,7 @@ class Health:
         if reason not in told:
             told.append(reason)
             del told[:-TOLD_REASONS]
-            log.warning(f"{part}.degraded", reason=reason, **more)
+            log.warning(EVENTS[part][0], reason=reason, **more)
 
     def warn(self, part: str, reason: str) -> None:
         """Note what the operator must look at; the caller has logged it."""
@@ -69,7 +77,7 @@ class Health:
         self._since.pop(part, None)
         self.refusals.clear(part)
         if self._reasons.pop(part, None) is not None:
-            log.info(f"{part}.healed")
+            log.info(EVENTS[part][1])
 
     def degraded_for(self, part: str) -> float:
         """Return the seconds for which a part has not worked; 0 when it works."""

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 
+from relay.runtime.health import EVENTS
+
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {"debug", "info", "warning", "error"}
 ITEM = re.compile(r"^- (`[a-z_.]+`(?:, `[a-z_.]+`)*) \((\w+(?:, \w+)*)(?:: ([^)]*))?\): ", re.MULTILINE)
-PARTS = ("broker", "queues", "database", "lanes")  # of relay/runtime/health.py, which puts the name together
 
 
 def logged() -> Iterator[tuple[str, str, set[str]]]:
@@ -27,8 +28,8 @@ def names(name: ast.expr) -> list[str]:
     match name:
         case ast.Constant(str(text)):
             return [text]
-        case ast.JoinedStr([ast.FormattedValue(), ast.Constant(str(end))]):
-            return [part + end for part in PARTS]
+        case ast.Subscript(ast.Subscript(ast.Name("EVENTS")), ast.Constant(int(which))):
+            return [events[which] for events in EVENTS.values()]
     raise AssertionError(f"line {name.lineno}: the name of an event is a text")
 
 
