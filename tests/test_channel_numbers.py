@@ -4,7 +4,7 @@ import pytest
 
 from relay.config.settings import BrokerSettings
 from relay.servers.rabbitmq.connection import connect, open_channel
-from relay.servers.rabbitmq.frames import MOST_CHANNELS, Underlay
+from relay.servers.rabbitmq.insides import MOST_CHANNELS, Underlay
 
 
 async def test_numbers_go_up_and_begin_again_where_the_broker_allows_no_more(broker: BrokerSettings) -> None:

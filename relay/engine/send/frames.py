@@ -1,8 +1,7 @@
 """The fast wire: encode rows into AMQP 0-9-1 frames, many into one buffer, and match the broker's confirms.
 
 `FrameWire` hands the frames of many rows to the library's writer in one piece, and counts confirms itself. No message
-costs a task or a future. It uses four attributes of aiormq's channel, which are public but not documented: `frames`,
-`number`, `write_queue` and `connection.connection_tune`. That is why pyproject.toml pins the version.
+costs a task or a future.
 
 The library encodes one message at a time, in 20 us or more. `Encoder` makes a template of what all messages of a kind
 share. A row then costs two struct packs, about 1 us. This is the pure codec. `compiled_frames.pyx` writes the same
@@ -40,6 +39,7 @@ from relay.engine.send.routes import Address, Router
 from relay.engine.send.wire import NACKED, Settle, after_close, returned_words
 from relay.observe.histogram import Histogram
 from relay.servers.rabbitmq.content_header import encode_table
+from relay.servers.rabbitmq.insides import give_frames_back, take_frames, write_queue
 
 TIMED_EVERY = 16  # rows: a broker confirms a hundred at once, but single rows when several queues confirm in turn
 METHOD, HEADER, BODY, END = 1, 2, 3, b"\xce"
@@ -98,9 +98,8 @@ class FrameWire:
         self._writing = asyncio.Lock()
         # The wire takes confirms from the connection's reader, before the channel's own reader gets them. That reader
         # walks over every pending tag for a `multiple` ack, and needs a task switch for each frame.
-        self._write_queue: asyncio.Queue[ChannelFrame] = channel.write_queue  # type: ignore[attr-defined]
-        self._pass_on = channel.frames.put
-        channel.frames.put = self._take  # type: ignore[method-assign]
+        self._write_queue = write_queue(channel)
+        self._pass_on = take_frames(channel, self._take)
 
     @property
     def in_flight(self) -> int:
@@ -122,7 +121,7 @@ class FrameWire:
             self._wake.clear()
 
     async def close(self) -> list[Settled]:
-        self._channel.frames.put = self._pass_on  # type: ignore[method-assign]
+        give_frames_back(self._channel, self._pass_on)
         lost = (*self._rows.values(), *self._unsent)
         self._rows.clear()
         self._unsent.clear()

@@ -27,6 +27,7 @@ from relay.engine.send.wire import Settle, Wire, forbids_exchange, names_address
 from relay.errors import BrokerUnavailableError
 from relay.servers.rabbitmq import connection as broker
 from relay.servers.rabbitmq.connection import Connection, answer_within, words
+from relay.servers.rabbitmq.insides import answers, write_queue
 
 # Seconds for the channel and the confirm. While the broker blocks publishing, they count for a question only.
 ANSWER_WITHIN = 5.0
@@ -255,8 +256,8 @@ class Prober:
             question = publish_frame(channel.number, address) + b"".join(
                 frame.marshal(each, channel.number) for each in (NOT_KEPT, Tx.Rollback())
             )
-            await channel.write_queue.put(ChannelFrame(question, should_close=False))  # type: ignore[attr-defined]
-            answer = asyncio.create_task(channel.rpc_frames.get())  # type: ignore[attr-defined]
+            await write_queue(channel).put(ChannelFrame(question, should_close=False))
+            answer = asyncio.create_task(answers(channel).get())
             try:
                 await asyncio.wait({answer, channel.closing}, return_when=asyncio.FIRST_COMPLETED)
             finally:

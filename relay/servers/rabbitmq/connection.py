@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from traceback import walk_tb
 from typing import Any
@@ -29,8 +29,8 @@ from relay.config.settings import BrokerSettings
 from relay.config.tls import error_words, tls_context
 from relay.errors import BrokerUnavailableError
 from relay.runtime.scrub import scrub
-from relay.servers.rabbitmq.frames import UnderlayFactory
 from relay.servers.rabbitmq.hosts import Host, broker_urls, in_turn
+from relay.servers.rabbitmq.insides import UnderlayFactory, hear_of_blocks, last_frame_at, write_queue
 
 HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
 MISSED_HEARTBEATS = 1.5  # after which nothing goes through; the library waits three times as long, and a bit
@@ -106,11 +106,7 @@ class Connection(aio_pika.Connection):
             raise AMQPConnectionError("closed at once")
         underlay = self._underlay = self.transport.connection
         self._closing = underlay.closing
-        # The library has no event for it, and `ready()` tells no reason: we come before its own handlers.
-        # tests/faults/test_broker_alarms.py fails when a release of it has others.
-        for name, act in (("blocked", self._block), ("unblocked", self._unblock)):
-            handler = f"_Connection__handle_connection_{name}"
-            setattr(underlay, handler, _both(act, getattr(underlay, handler)))
+        hear_of_blocks(underlay, self._block, self._unblock)
 
     @property
     def blocked_seconds(self) -> float:
@@ -121,9 +117,7 @@ class Connection(aio_pika.Connection):
     @property
     def silent_for(self) -> float:
         """For how many seconds nothing has come: an idle broker sends a heartbeat within each `broker.heartbeat`."""
-        # The library's own figure, by which it gives the connection up much later.
-        last: float = self._underlay._Connection__last_frame_time  # type: ignore[attr-defined]
-        return self.loop.time() - last
+        return self.loop.time() - last_frame_at(self._underlay)
 
     @property
     def hindrance(self) -> str | None:
@@ -273,7 +267,7 @@ async def close_channel(channel: Underlay) -> None:
     Without waiting for it: a channel that waits for a node that is gone does not answer.
     """
     frame = ChannelMethods.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
-    await channel.connection.write_queue.put(ChannelFrame.marshall(channel.number, [frame]))
+    await write_queue(channel).put(ChannelFrame.marshall(channel.number, [frame]))
 
 
 async def open_channel(connection: Connection, *, confirms: bool = False) -> Underlay:
@@ -375,14 +369,6 @@ def _refusal(error: BaseException) -> BaseException:
         if isinstance(error, InvalidFrameError) and isinstance(close, Methods.Close):
             return ConnectionClosed(close.reply_code, close.reply_text)
     return error
-
-
-def _both(act: Callable[[Any], None], handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    async def handle(frame: Methods.Blocked | Methods.Unblocked) -> None:
-        act(frame)
-        await handler(frame)
-
-    return handle
 
 
 def _text(args: Sequence[object]) -> str:

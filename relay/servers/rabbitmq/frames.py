@@ -1,26 +1,19 @@
-"""A connection whose reader does not fail on what an AMQP client has put into a message.
+"""A reader of frames that does not fail on what an AMQP client has put into a message.
 
 The AMQP library ends the connection over a frame that it cannot decode. The broker delivers it again, without end.
 """
 
 import asyncio
 import struct
-from itertools import chain
-from typing import Any
 
-import aiormq
-from aio_pika.abc import UnderlayConnection
-from aiormq.abc import AbstractChannel
 from aiormq.connection import FrameReceiver, ReceivedFrame
 from aiormq.exceptions import AMQPConnectionError, InvalidFrameError
 from pamqp import frame
 from pamqp.commands import Basic, Channel, Connection
 from pamqp.constants import FRAME_END, FRAME_HEADER, FRAME_METHOD
-from yarl import URL
 
 from relay.servers.rabbitmq.content_header import RAW_HEADER, RAW_METHOD, decode_header, mark, shown
 
-MOST_CHANNELS = 65535  # where the broker sets no limit
 START = struct.Struct(">BHI")  # type, channel, size
 DELIVER = struct.pack(">HH", 60, 60)  # class and method
 TAG_AND_MARK = struct.Struct(">QB")
@@ -30,41 +23,6 @@ CLOSES: dict[bytes, type[Connection.Close | Channel.Close]] = {
 }
 CODE_AND_LENGTH = struct.Struct(">HB")
 CLASS_AND_METHOD = struct.Struct(">HH")
-
-
-class UnderlayFactory(UnderlayConnection):
-    """Opens the library's connection with our reader."""
-
-    @classmethod
-    async def make_connection(cls, url: URL, timeout: float | None = None, **kwargs: Any) -> "Underlay":  # noqa: ASYNC109
-        async with asyncio.timeout(timeout):
-            connection = Underlay(url, **kwargs)
-            await connection.connect()
-            await connection.ready()
-        return connection
-
-
-class Underlay(aiormq.Connection):
-    """The library's connection, which reads with a `FrameReader` once it is open, and uses channel numbers in turn."""
-
-    async def channel(self, channel_number: int | None = None, *args: Any, **kwargs: Any) -> AbstractChannel:
-        return await super().channel(channel_number or self._next_number(), *args, **kwargs)
-
-    def _next_number(self) -> int:
-        """Return the number of a new channel.
-
-        The library would take one that the broker has just closed, and may open it before its own `channel.close-ok`
-        is written. The broker ends the connection over that.
-        """
-        most = self.connection_tune.channel_max or MOST_CHANNELS
-        numbers = chain(range(self._last_number + 1, most + 1), range(1, self._last_number + 1))
-        self._last_number = next((each for each in numbers if each not in self.channels), most + 1)
-        return self._last_number
-
-    _last_number = 0
-
-    async def _Connection__reader(self, receiver: FrameReceiver) -> None:  # noqa: N802  (private to the library)
-        await super()._Connection__reader(FrameReader(receiver.reader))  # type: ignore[misc]
 
 
 class FrameReader(FrameReceiver):
