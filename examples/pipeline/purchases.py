@@ -133,6 +133,6 @@ def _reason() -> Column:
 
 
 def _date() -> Column:
-    # try_to_date reads other shapes too, so the digits are looked at first.
+    # try_to_timestamp reads other shapes too, so the digits are looked at first. Spark 4.0 has no try_to_date.
     text = f.col("date_text")
-    return f.when(text.rlike("^[0-9]{8}$"), f.try_to_date(text, "yyyyMMdd"))
+    return f.when(text.rlike("^[0-9]{8}$"), f.try_to_timestamp(text, f.lit("yyyyMMdd")).cast("date"))
