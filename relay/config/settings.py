@@ -202,13 +202,6 @@ class Unroutable(StrEnum):
     DISCARD = "discard"  # it is kept as discarded
 
 
-class WireKind(StrEnum):
-    """How a message is handed to the AMQP library."""
-
-    FRAMES = "frames"  # encoded here, one write for many messages
-    PUBLISH = "publish"  # the library's documented basic_publish, one call a message
-
-
 class Authentication(StrEnum):
     """How the console knows who uses it."""
 
@@ -303,8 +296,6 @@ class RelaySettings(Section):
     """behind a row that is parked, backs off or has no route, later rows of its key wait (hold) or go on (skip)"""
     key_scope: KeyScope = KeyScope.ALL
     """all: rows of all roles with one type and id have one key; role: those of each role (docs/database.md)"""
-    wire: WireKind = WireKind.FRAMES
-    """frames: one write for many messages; publish: one call for each"""
     max_in_flight: Annotated[int, Field(ge=1, le=65535)] = 800
     """messages sent, not yet confirmed; a third while live rows come next to a backlog"""
     max_window_rows: Annotated[int, Field(ge=1)] = 2000

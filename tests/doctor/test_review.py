@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from relay.config.settings import BrokerSettings, HttpSettings, RelaySettings, Settings, WireKind
+from relay.config.settings import BrokerSettings, HttpSettings, RelaySettings, Settings
 from relay.engine.send import broker_link as link
 from relay.engine.send import frames
 from relay.engine.send import message as messages
@@ -18,9 +18,8 @@ def answer(name: str, **sections: Any) -> Finding:
     return finding
 
 
-@pytest.mark.parametrize("wire", list(WireKind))
-def test_a_message_is_stable_told_apart_mandatory_and_persistent(wire: WireKind) -> None:
-    found = {each.check: each for each in review(Settings(relay=RelaySettings(wire=wire, max_message_bytes=1)))}
+def test_a_message_is_stable_told_apart_mandatory_and_persistent() -> None:
+    found = {each.check: each for each in review(Settings(relay=RelaySettings(max_message_bytes=1)))}
 
     for name in ("message_id", "repeats", "mandatory", "persistence", "confirms", "codec", "returns"):
         assert found[f"review.{name}"].verdict == OK

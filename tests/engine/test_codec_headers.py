@@ -13,9 +13,9 @@ from pamqp.header import ContentHeader
 from relay.engine.row import Row, give_rows
 from relay.engine.send import codec, frames
 from relay.engine.send.codec import Codec
-from relay.engine.send.message import properties
 from relay.servers.rabbitmq.content_header import decode_header
 from tests.engine.encoders import IDENTITY, decode, encoder
+from tests.engine.plain_wire import properties
 from tests.engine.rows import ROW
 
 pytestmark = pytest.mark.skipif(codec.CODEC is Codec.PURE, reason="the codec was not built: no compiler")

@@ -19,10 +19,11 @@ from relay.engine.row import Row
 from relay.engine.send import codec, frames
 from relay.engine.send.codec import Codec
 from relay.engine.send.frames import Encoder
-from relay.engine.send.message import UnsendableError, properties
+from relay.engine.send.message import UnsendableError
 from relay.engine.send.routes import Router
 from relay.servers.rabbitmq.content_header import decode_header
 from tests.engine.encoders import IDENTITY, Make, decode, encoder
+from tests.engine.plain_wire import properties
 from tests.engine.rows import ROW
 
 ROOT = Path(__file__).parents[2]

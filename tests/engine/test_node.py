@@ -7,7 +7,7 @@ import aio_pika
 import pytest
 from pydantic import SecretStr
 
-from relay.config.settings import Ordering, Route, Settings, WireKind
+from relay.config.settings import Ordering, Route, Settings
 from relay.engine.settle.mark import KEPT
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
@@ -15,14 +15,13 @@ from tests.support.rabbitmq import RabbitServer
 from tests.support.roles import SCRIPT
 
 
-@pytest.mark.parametrize("wire", WireKind)
 @pytest.mark.parametrize("ordering", Ordering)
 async def test_committed_rows_arrive_once_and_are_marked(
-    outbox: Outbox, queue: Reader, run_node: RunNode, wire: WireKind, ordering: Ordering
+    outbox: Outbox, queue: Reader, run_node: RunNode, ordering: Ordering
 ) -> None:
     await outbox.insert_many(2000)
 
-    async with run_node(wire=wire, ordering=ordering):
+    async with run_node(ordering=ordering):
         await eventually(outbox.is_empty, "every row marked")
 
     assert sorted(await queue.ids(2000)) == await outbox.ids("sent")
@@ -52,14 +51,13 @@ async def test_a_message_says_who_it_is(outbox: Outbox, queue: Reader, run_node:
     assert message.timestamp == created.replace(microsecond=0)
 
 
-@pytest.mark.parametrize("wire", WireKind)
-async def test_no_row_can_name_another_writer(outbox: Outbox, queue: Reader, run_node: RunNode, wire: WireKind) -> None:
+async def test_no_row_can_name_another_writer(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
     forged = json.dumps({"x-outbox-writer": "billing"})
     known = await outbox.insert(headers=forged, written_as="shipping")
     escaped = await outbox.insert(headers=forged, written_as='ein "Büro"')
     unknown = await outbox.insert(headers=forged, written_as="")  # from before migration 0021
 
-    async with run_node(wire=wire):
+    async with run_node():
         messages = await queue.drain(3)
 
     writers = {message.headers["x-outbox-id"]: message.headers.get("x-outbox-writer") for message in messages}

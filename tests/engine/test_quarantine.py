@@ -8,7 +8,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from relay.config.settings import DatabaseSettings, RelaySettings, Route, Settings, Unroutable, WireKind
+from relay.config.settings import DatabaseSettings, RelaySettings, Route, Settings, Unroutable
 from relay.engine.nodes.lanes import lock_lanes
 from relay.engine.read.tail import Tail
 from relay.engine.row import ROWS_PER_MOVE, Row
@@ -28,14 +28,13 @@ from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
 
 
-@pytest.mark.parametrize("wire", WireKind)
 async def test_with_nothing_bound_rows_wait_unharmed_until_something_is(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, wire: WireKind
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode
 ) -> None:
     lost = [await outbox.insert(str(key), exchange="", routing_key="later") for key in (1, 1, 2)]
     fine = await outbox.insert("3")
 
-    async with run_node(wire=wire, max_attempts=1):
+    async with run_node(max_attempts=1):
         await eventually(outbox.is_empty, "nothing pending")
         assert await queue.ids(1) == [fine]
         await eventually(lambda: outbox.are_aside(lost, "312 NO_ROUTE"), "they wait aside")
@@ -48,14 +47,13 @@ async def test_with_nothing_bound_rows_wait_unharmed_until_something_is(
     assert await outbox.quarantined_routes() == []
 
 
-@pytest.mark.parametrize("wire", WireKind)
 async def test_a_missing_exchange_stops_nobody_else(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, wire: WireKind
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode
 ) -> None:
     lost = [await outbox.insert(f"lost-{n}", exchange="missing") for n in range(3)]
     fine = [await outbox.insert(f"fine-{n}") for n in range(20)]
 
-    async with run_node(wire=wire, max_attempts=1):
+    async with run_node(max_attempts=1):
         await eventually(outbox.is_empty, "nothing pending")
         assert await outbox.ids("sent") == fine
         await eventually(lambda: outbox.are_aside(lost, "no exchange 'missing'"), "they wait aside")
@@ -326,7 +324,6 @@ async def test_rows_of_other_routes_go_on_while_many_routes_are_probed(
     assert 0 < probes_before <= 15 * PROBES_AT_A_TIME
 
 
-@pytest.mark.parametrize("wire", WireKind)
 @pytest.mark.parametrize(
     ("unroutable", "state"), [(Unroutable.SENT, "sent"), (Unroutable.DISCARD, "discarded")], ids=["sent", "discard"]
 )
@@ -335,7 +332,6 @@ async def test_a_route_says_what_becomes_of_rows_that_nobody_is_bound_to(
     queue: Reader,
     settings: Settings,
     run_node: RunNode,
-    wire: WireKind,
     unroutable: Unroutable,
     state: str,
 ) -> None:
@@ -346,7 +342,7 @@ async def test_a_route_says_what_becomes_of_rows_that_nobody_is_bound_to(
     kept = await outbox.insert("kept", exchange="", routing_key="nobody")
     route = Route(event_type="Viewed", exchange="outbox", unroutable=unroutable)
 
-    async with run_node(settings.model_copy(update={"routes": [route]}), wire=wire) as node:
+    async with run_node(settings.model_copy(update={"routes": [route]})) as node:
         assert sorted(await queue.ids(20)) == fine
         await eventually(lambda: outbox.are_aside([kept]), "it waits")
         assert node.snapshot().unroutable[unroutable] == len(gone)

@@ -7,21 +7,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from relay.config.settings import Settings, WireKind
+from relay.config.settings import Settings
 from relay.engine.send.message import OURS
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
 
 
-@pytest.mark.parametrize("wire", WireKind)
-async def test_what_is_too_large_is_parked_unsent(
-    outbox: Outbox, queue: Reader, run_node: RunNode, wire: WireKind
-) -> None:
+async def test_what_is_too_large_is_parked_unsent(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
     large = await outbox.insert("1", payload=json.dumps("x" * 5000))
     fine = await outbox.insert("2")
 
-    async with run_node(wire=wire, max_message_bytes=4096):
+    async with run_node(max_message_bytes=4096):
         await eventually(outbox.is_empty, "nothing pending")
 
     await assert_parked_at_once(outbox, large)
@@ -29,7 +26,6 @@ async def test_what_is_too_large_is_parked_unsent(
     assert await queue.ids(1) == [fine]
 
 
-@pytest.mark.parametrize("wire", WireKind)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -50,11 +46,11 @@ async def test_what_is_too_large_is_parked_unsent(
     ],
 )
 async def test_headers_that_only_postgresql_takes_are_parked_and_stop_nobody(
-    outbox: Outbox, queue: Reader, run_node: RunNode, wire: WireKind, headers: str
+    outbox: Outbox, queue: Reader, run_node: RunNode, headers: str
 ) -> None:
     odd, fine = await outbox.insert("1", headers=headers), await outbox.insert("2")
 
-    async with run_node(wire=wire) as node:
+    async with run_node() as node:
         await eventually(outbox.is_empty, "nothing pending")
         assert node.snapshot().broker_losses == {}
 
@@ -97,14 +93,13 @@ def small_frames(rabbitmq: RabbitServer) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_frames")
-@pytest.mark.parametrize("wire", WireKind)
 async def test_headers_beyond_a_small_frame_are_parked_and_larger_bodies_are_sent(
-    outbox: Outbox, run_node: RunNode, wire: WireKind, queue: Reader
+    outbox: Outbox, run_node: RunNode, queue: Reader
 ) -> None:
     odd = await outbox.insert("1", headers=json.dumps({"large": "x" * 4096}))
     fine = await outbox.insert("2", payload=json.dumps("x" * 20_000), headers=json.dumps({"fits": "x" * 3000}))
 
-    async with run_node(wire=wire) as node:
+    async with run_node() as node:
         await eventually(outbox.is_empty, "nothing pending")
         assert node.snapshot().broker_losses == {}
 
@@ -113,9 +108,8 @@ async def test_headers_beyond_a_small_frame_are_parked_and_larger_bodies_are_sen
     assert "frame_max" in await outbox.column("last_error", odd)
 
 
-@pytest.mark.parametrize("wire", WireKind)
 async def test_only_a_trace_in_its_form_passes_from_trace_context(
-    outbox: Outbox, queue: Reader, run_node: RunNode, wire: WireKind
+    outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     forged = {"x-outbox-id": 1, "x-aggregate-id": "another", "CC": ["elsewhere"], "baggage": "a=1"}
@@ -129,7 +123,7 @@ async def test_only_a_trace_in_its_form_passes_from_trace_context(
     ]
     ids = [await outbox.insert(trace_context=json.dumps(context)) for context in contexts]
 
-    async with run_node(wire=wire):
+    async with run_node():
         messages = await queue.drain(len(ids))
 
     headers = [message.headers for message in messages]
@@ -139,9 +133,8 @@ async def test_only_a_trace_in_its_form_passes_from_trace_context(
     assert traces == [(parent, "a=1,b@c=2"), (parent, None), *[(None, None)] * 3, (parent, None)]
 
 
-@pytest.mark.parametrize("wire", WireKind)
 async def test_cc_names_routing_keys_where_the_operator_allows_it(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, settings: Settings, run_node: RunNode, wire: WireKind
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, settings: Settings, run_node: RunNode
 ) -> None:
     elsewhere = Reader(channel, await channel.declare_queue("elsewhere", durable=True))
     address = {"exchange": "", "routing_key": "events"}
@@ -149,7 +142,7 @@ async def test_cc_names_routing_keys_where_the_operator_allows_it(
     odd = await outbox.insert("2", headers=json.dumps({"CC": "elsewhere"}), **address)
     allowing = settings.broker.model_copy(update={"sender_selected_distribution": True})
 
-    async with run_node(settings.model_copy(update={"broker": allowing}), wire=wire) as node:
+    async with run_node(settings.model_copy(update={"broker": allowing})) as node:
         await eventually(outbox.is_empty, "nothing pending")
         assert node.snapshot().broker_losses == {}
 
@@ -157,16 +150,15 @@ async def test_cc_names_routing_keys_where_the_operator_allows_it(
     await assert_parked_at_once(outbox, odd)
 
 
-@pytest.mark.parametrize("wire", WireKind)
 async def test_a_row_that_names_an_exchange_that_is_not_allowed_is_parked(
-    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, wire: WireKind
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode
 ) -> None:
     by_default = await outbox.insert("1")
     named = await outbox.insert("2", exchange="outbox")
     odd = await outbox.insert("3", exchange="", routing_key="events")
     broker = settings.broker.model_copy(update={"allowed_exchanges": "billing.*, outbox"})
 
-    async with run_node(settings.model_copy(update={"broker": broker}), wire=wire):
+    async with run_node(settings.model_copy(update={"broker": broker})):
         await eventually(outbox.is_empty, "nothing pending")
 
     assert sorted(await queue.ids(2)) == [by_default, named]
@@ -207,14 +199,13 @@ async def test_many_missing_exchanges_cost_channels_and_no_connection(
         assert node.snapshot().broker_losses == {}
 
 
-@pytest.mark.parametrize("wire", WireKind)
 async def test_a_row_whose_exchange_a_broker_cannot_name_is_parked(
-    outbox: Outbox, queue: Reader, run_node: RunNode, wire: WireKind
+    outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:
     odd = await outbox.insert("odd", exchange="\u00e9" * 64)
     fine = [await outbox.insert(f"fine-{n}") for n in range(5)]
 
-    async with run_node(wire=wire) as node:
+    async with run_node() as node:
         await eventually(outbox.is_empty, "nothing pending")
         assert node.snapshot().broker_losses == {}
 
@@ -222,11 +213,10 @@ async def test_a_row_whose_exchange_a_broker_cannot_name_is_parked(
     assert await outbox.ids("sent") == fine
 
 
-@pytest.mark.parametrize("wire", WireKind)
-async def test_a_row_from_another_age_is_sent(outbox: Outbox, queue: Reader, run_node: RunNode, wire: WireKind) -> None:
+async def test_a_row_from_another_age_is_sent(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:
     ids = [await outbox.insert(created_at=moment) for moment in ("0099-01-01", "infinity", "-infinity", "294000-01-01")]
 
-    async with run_node(wire=wire):
+    async with run_node():
         assert await queue.ids(4) == ids
 
 

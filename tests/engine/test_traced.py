@@ -13,7 +13,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from yarl import URL
 
-from relay.config.settings import WireKind
 from relay.engine.row import Outcome, Settled
 from relay.engine.send.routes import Router
 from relay.engine.send.traced_wire import MAX_LINKS, TracedWire
@@ -52,14 +51,13 @@ def links(span: ReadableSpan) -> list[int]:
     return [link.context.trace_id for link in span.links]
 
 
-@pytest.mark.parametrize("wire", WireKind)
 async def test_a_batch_is_a_span_linked_to_the_traces_of_its_rows(
-    outbox: Outbox, queue: Reader, run_node: RunNode, spans: InMemorySpanExporter, wire: WireKind
+    outbox: Outbox, queue: Reader, run_node: RunNode, spans: InMemorySpanExporter
 ) -> None:
     for key, number in (("1", 1), ("2", 2), ("3", 2), ("4", None)):
         await outbox.insert(key, trace_context=None if number is None else written_in(number))
 
-    async with run_node(wire=wire):
+    async with run_node():
         await eventually(outbox.is_empty, "sent")
         messages = await queue.drain(4)
 

@@ -1,4 +1,4 @@
-"""Both wires tell what became of each message, matched by its delivery tag."""
+"""The relay's wire and the oracle tell what became of each message, matched by its delivery tag."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,10 +15,10 @@ from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send import codec, frames
 from relay.engine.send.frames import FrameWire
 from relay.engine.send.message import Identity
-from relay.engine.send.plain_wire import PlainWire
 from relay.engine.send.routes import Router
 from relay.engine.send.wire import Settle, Wire
 from tests.engine.conftest import Reader
+from tests.engine.plain_wire import PlainWire
 from tests.engine.rows import ROW
 from tests.support.eventually import eventually
 from tests.support.proxy import Act, FaultProxy, Way

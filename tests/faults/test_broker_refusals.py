@@ -9,7 +9,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pamqp.commands import Basic
 from yarl import URL
 
-from relay.config.settings import Settings, WireKind
+from relay.config.settings import Settings
 from relay.engine.row import Outcome
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import to_hosts
@@ -31,16 +31,15 @@ def small_messages(rabbitmq: RabbitServer) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_messages")
-@pytest.mark.parametrize("wire", WireKind)
 async def test_it_is_parked_with_the_broker_s_words_and_nobody_else_is(
-    outbox: Outbox, queue: Reader, run_node: RunNode, wire: WireKind
+    outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:
     """The broker refuses one message as too large; its row is parked with the broker's words, and the rest is sent."""
     fine = [await outbox.insert(f"fine-{n}") for n in range(20)]
     refused = await outbox.insert("refused", payload=json.dumps("x" * LARGEST))
     fine += [await outbox.insert(f"fine-{n}") for n in range(20)]
 
-    async with run_node(wire=wire) as node:
+    async with run_node() as node:
         await eventually(outbox.is_empty, "nothing is pending", 40)
         losses = sum(node.snapshot().broker_losses.values())
 
@@ -59,7 +58,6 @@ CRASH = """
 """
 
 
-@pytest.mark.parametrize("wire", WireKind)
 @pytest.mark.parametrize("crashes", [1, 2])
 async def test_a_crash_of_the_broker_s_blames_a_row_only_when_it_comes_again(
     outbox: Outbox,
@@ -67,7 +65,6 @@ async def test_a_crash_of_the_broker_s_blames_a_row_only_when_it_comes_again(
     settings: Settings,
     run_node: RunNode,
     rabbitmq: RabbitServer,
-    wire: WireKind,
     crashes: int,
 ) -> None:
     """A channel of the broker crashes; the row loses an attempt only if the crash comes again."""
@@ -75,7 +72,7 @@ async def test_a_crash_of_the_broker_s_blames_a_row_only_when_it_comes_again(
     await queue.channel.close()  # it would crash, too
     async with (
         FaultProxy(str(url.host), url.port or 5672) as proxy,
-        run_node(to_hosts(settings, proxy), wire=wire) as node,
+        run_node(to_hosts(settings, proxy)) as node,
     ):
         for crash in range(1, crashes + 1):
             proxy.on_frame(Way.UP, Basic.Publish, crash, Act.HOLD)

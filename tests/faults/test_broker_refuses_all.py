@@ -7,7 +7,7 @@ from aio_pika.abc import AbstractChannel
 from pamqp.commands import Basic
 from yarl import URL
 
-from relay.config.settings import Settings, WireKind
+from relay.config.settings import Settings
 from relay.engine.node import Node
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import to_hosts
@@ -35,7 +35,6 @@ def says(node: Node, words: str) -> bool:
 
 
 @pytest.mark.parametrize("refusal", [LOW_DISK, TOKEN_ENDED], ids=["low disk", "token ended"])
-@pytest.mark.parametrize("wire", WireKind)
 @pytest.mark.parametrize("rows", [1, 2000])
 async def test_no_row_is_parked_or_quarantined_and_all_go_out_when_it_is_well(
     outbox: Outbox,
@@ -43,14 +42,13 @@ async def test_no_row_is_parked_or_quarantined_and_all_go_out_when_it_is_well(
     settings: Settings,
     run_node: RunNode,
     proxy: RefusingProxy,
-    wire: WireKind,
     refusal: Refusal,
     rows: int,
 ) -> None:
     proxy.refusal = refusal
     await outbox.insert_many(rows, keys=500)
 
-    async with run_node(to_hosts(settings, proxy), wire=wire) as node:
+    async with run_node(to_hosts(settings, proxy)) as node:
         await eventually(lambda: proxy.closed >= 8, "refused again and again")
         assert len(await outbox.ids("pending")) == rows
         assert says(node, refusal.words.partition(" - ")[0])
@@ -106,21 +104,19 @@ async def test_a_quarantined_route_does_not_keep_a_connection_that_is_refused_al
     assert await outbox.column("attempts", lost) == 0
 
 
-@pytest.mark.parametrize("wire", WireKind)
 async def test_an_exchange_that_alone_is_refused_goes_to_quarantine(
     outbox: Outbox,
     queue: Reader,
     settings: Settings,
     run_node: RunNode,
     proxy: RefusingProxy,
-    wire: WireKind,
 ) -> None:
     """A 406 over each message of one exchange is a fault of this exchange; its rows lose nothing, and others go on."""
     proxy.refusal = LOW_DISK._replace(refuses=lambda publish: publish.exchange == "odd")
     odd = [await outbox.insert(f"odd-{n}", exchange="odd") for n in range(3)]
     fine = [await outbox.insert(f"fine-{n}") for n in range(20)]
 
-    async with run_node(to_hosts(settings, proxy), wire=wire) as node:
+    async with run_node(to_hosts(settings, proxy)) as node:
         await eventually(outbox.is_empty, "nothing pending")
         await eventually(lambda: outbox.are_aside(odd, "low disk space"), "they wait aside")
         assert node.snapshot().broker_losses == {}

@@ -8,7 +8,7 @@ from pamqp.commands import Basic
 from pamqp.common import FieldTable
 from yarl import URL
 
-from relay.config.settings import Settings, WireKind
+from relay.config.settings import Settings
 from relay.engine.row import Outcome
 from relay.engine.send import refusals
 from tests.engine.conftest import Outbox, Reader, RunNode
@@ -25,14 +25,13 @@ async def proxy(settings: Settings) -> AsyncIterator[DeduplicatingProxy]:
         yield proxy
 
 
-@pytest.mark.parametrize("wire", WireKind)
 async def test_new_rows_pass_the_repeats_of_a_cut(
-    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, proxy: DeduplicatingProxy, wire: WireKind
+    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, proxy: DeduplicatingProxy
 ) -> None:
     stored = [await outbox.insert(f"stored-{n}") for n in range(50)]
     proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
 
-    async with run_node(to_hosts(settings, proxy), wire=wire):
+    async with run_node(to_hosts(settings, proxy)):
         await proxy.wait_seen(Way.DOWN, Basic.Return, 1)
         new = [await outbox.insert(f"new-{n}") for n in range(50)]
         messages = await queue.drain_different(100)
@@ -44,7 +43,6 @@ async def test_new_rows_pass_the_repeats_of_a_cut(
     assert await outbox.ids("sent") == stored + new
 
 
-@pytest.mark.parametrize("wire", WireKind)
 async def test_new_rows_pass_the_nacked_repeats_of_a_cut(
     outbox: Outbox,
     channel: AbstractChannel,
@@ -52,7 +50,6 @@ async def test_new_rows_pass_the_nacked_repeats_of_a_cut(
     settings: Settings,
     run_node: RunNode,
     proxy: DeduplicatingProxy,
-    wire: WireKind,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(refusals, "LASTING_AFTER", 60.0)
@@ -61,7 +58,7 @@ async def test_new_rows_pass_the_nacked_repeats_of_a_cut(
     stored = [await outbox.insert(f"stored-{n}") for n in range(50)]
     proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
 
-    async with run_node(to_hosts(settings, proxy), wire=wire) as node:
+    async with run_node(to_hosts(settings, proxy)) as node:
         await eventually(lambda: node.snapshot().failures[Outcome.NACKED] > 0, "a repeat is nacked")
         new = [await outbox.insert(f"new-{n}") for n in range(50)]
         messages = await queue.drain_different(100)

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from pamqp.commands import Basic
 
-from relay.config.settings import Settings, WireKind
+from relay.config.settings import Settings
 from relay.engine.node import Node
 from tests.faults.checker import SENDING, assert_valid
 from tests.faults.history import Closed, Published
@@ -56,7 +56,6 @@ async def confirm_withheld(scene: Scene, node: Node) -> None:
     scene.recorder.release(Way.DOWN)
 
 
-@pytest.mark.parametrize("wire", WireKind)
 @pytest.mark.parametrize(
     ("fault", "deliveries", "connections"),
     [
@@ -69,7 +68,6 @@ async def confirm_withheld(scene: Scene, node: Node) -> None:
 )
 async def test_what_is_unknown_goes_out_again_and_says_so(
     settings: Settings,
-    wire: WireKind,
     fault: Callable[[Scene, Node], Awaitable[None]],
     deliveries: list[bool],
     connections: int,
@@ -78,7 +76,7 @@ async def test_what_is_unknown_goes_out_again_and_says_so(
     broker = settings.broker
     if fault is confirm_withheld:
         broker = broker.model_copy(update={"confirm_timeout": CONFIRM_TIMEOUT})
-    async with scene(settings.model_copy(update={"broker": broker})) as stage, stage.relay(wire=wire) as node:
+    async with scene(settings.model_copy(update={"broker": broker})) as stage, stage.relay() as node:
         await fault(stage, node)
         findings = await stage.checker.ask()
 

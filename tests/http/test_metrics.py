@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from relay import __version__
-from relay.config.settings import DatabaseSettings, RelaySettings, Settings, WireKind
+from relay.config.settings import DatabaseSettings, RelaySettings, Settings
 from relay.consume.classify import Reason
 from relay.engine.row import Outcome
 from relay.operate.batches import IS_UNFINISHED, number_of
@@ -91,8 +91,7 @@ async def test_what_became_of_the_rows_is_counted(rows: Rows, run_site: RunSite)
 
 
 @pytest.mark.usefixtures("queue")
-@pytest.mark.parametrize("wire", WireKind)
-async def test_how_long_rows_took_is_counted_for_each_of_them(rows: Rows, run_site: RunSite, wire: WireKind) -> None:
+async def test_how_long_rows_took_is_counted_for_each_of_them(rows: Rows, run_site: RunSite) -> None:
     rows.connection.execute(
         "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, created_at)"
         " SELECT 'invoice', n::text, 'Issued', '{}', now() - interval '90 s' FROM generate_series(1, 999) AS n"
@@ -101,7 +100,7 @@ async def test_how_long_rows_took_is_counted_for_each_of_them(rows: Rows, run_si
     async def are_counted(site: Site, number: int) -> bool:
         return (await site.metrics())["outbox_end_to_end_latency_seconds_count", ()] == number
 
-    async with run_site(wire=wire) as site:
+    async with run_site() as site:
         await eventually(lambda: are_counted(site, 999), "all are counted")
         metrics = await site.metrics()
         rows.pending("alone")

@@ -16,14 +16,16 @@ from pydantic import SecretStr
 from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import TopologySettings
 from relay.engine.row import Outcome, Settled
+from relay.engine.send.codec import Encoder
+from relay.engine.send.frames import FrameWire
 from relay.engine.send.message import Identity
 from relay.engine.send.probe import Prober, RefusedAll
 from relay.engine.send.refusals import Refusals
 from relay.engine.send.routes import Router
-from relay.engine.send.wire import Wire
-from relay.engine.send.wire_factory import Wires
+from relay.engine.send.wire import Settle, Wire
 from relay.errors import BrokerUnavailableError
 from relay.logger import get_logger
+from relay.observe import tracing
 from relay.observe.histogram import Histogram
 from relay.runtime.backoff import backoff, until_tick
 from relay.runtime.health import Health
@@ -125,7 +127,7 @@ class BrokerLink:
         self._health = health
         self._start_timeout = settings.broker.connect_timeout if start_timeout is None else start_timeout
         self._router = router = Router.of(settings)
-        self._wires = Wires(settings.relay.wire, router, Identity.of(settings, stamp), publisher.confirm_times)
+        self._identity = Identity.of(settings, stamp)
         self._refusals = Refusals(router, health, publisher.settle, barring=barring)
         self._undeclared = undeclared(settings.broker, listed(topology) if topology else ())
         self._broker = settings.broker  # with the hosts of the last `use_hosts`
@@ -202,7 +204,7 @@ class BrokerLink:
     async def _use_to_the_end(self, connection: Connection) -> Ended:
         """Publish through one connection until it is lost, or left for other hosts."""
         self._connection = connection
-        prober = Prober(connection, self._wires.on, self._publisher.settle, self._router)
+        prober = Prober(connection, self._wire_on, self._publisher.settle, self._router)
         self._publisher.attach_prober(prober)
         end: BaseException | None = None
         try:
@@ -253,7 +255,7 @@ class BrokerLink:
 
     async def _publish(self, connection: Connection, channel: Underlay, prober: Prober) -> Verdict:
         """Publish through one channel until it has closed or must be replaced."""
-        wire = self._wires.on(channel, connection, self._refusals.settle)
+        wire = self._wire_on(channel, connection, self._refusals.settle)
         carrying = asyncio.create_task(wire.run(), name="wire")
         verdict = Verdict.CLOSED
         try:
@@ -284,6 +286,19 @@ class BrokerLink:
                     else:
                         self._publisher.settle(lost)
         return verdict
+
+    def _wire_on(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
+        """Return a wire on this channel; with a tracer, it traces its batches."""
+        frame_max = channel.connection.connection_tune.frame_max
+        encoder = Encoder(channel.number, frame_max, self._router, self._identity)
+        clock, times = connection.clock, self._publisher.confirm_times
+        if (tracer := tracing.tracer()) is None:
+            return FrameWire(channel, encoder, settle, clock=clock, times=times)
+        from relay.engine.send.traced_wire import TracedWire  # noqa: PLC0415  (imports OpenTelemetry)
+
+        traced = TracedWire(tracer, connection.url, self._router, settle)
+        traced.wire = FrameWire(channel, encoder, traced.settle, clock=clock, times=times)
+        return traced
 
     async def _settle_all(self, in_flight: Callable[[], int], within: float, channel: Underlay) -> None:
         """Send no more, and wait for the rows in flight: a row for a queue that works should not go out twice."""

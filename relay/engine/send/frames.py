@@ -1,4 +1,4 @@
-"""The fast wire: encode rows into AMQP 0-9-1 frames, many into one buffer, and match the broker's confirms.
+"""The wire to the broker: encode rows into AMQP 0-9-1 frames, many into one buffer, and match the broker's confirms.
 
 `FrameWire` hands the frames of many rows to the library's writer in one piece, and counts confirms itself. No message
 costs a task or a future.
@@ -7,7 +7,7 @@ The library encodes one message at a time, in 20 us or more. `Encoder` makes a t
 share. A row then costs two struct packs, about 1 us. This is the pure codec. `compiled_frames.pyx` writes the same
 bytes without an object for each field, and `codec` chooses one of the two.
 Layout: AMQP 0-9-1 specification, sections 2.3.5 and 4.2. tests/engine/test_frames.py decodes the frames of both codecs
-with the library, and compares them with `message.properties`.
+with the library, and compares them with the library's properties.
 """
 
 import asyncio

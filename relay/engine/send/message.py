@@ -3,17 +3,14 @@
 import re
 import struct
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import orjson
-from pamqp.commands import Basic
 
 from relay.config.settings import Settings
 from relay.engine.row import MAX_TRACESTATE, Row
 from relay.outbox.headers import MAX_HEADER_DEPTH, MAX_HEADER_NAME_BYTES
-from relay.servers.rabbitmq.content_header import Properties
 
 POSTGRES_EPOCH = 946_684_800  # 2000-01-01 as a Unix time
 JSON = b"application/json"
@@ -162,23 +159,3 @@ def _check_sender_selected(headers: Mapping[str, Any], identity: Identity) -> No
         keys = headers[name]
         if not isinstance(keys, list) or not all(isinstance(key, str) and len(key.encode()) <= 255 for key in keys):
             raise UnsendableError(f"header {name} is not a list of routing keys of at most 255 bytes")
-
-
-def properties(row: Row, identity: Identity, *, redelivered: bool) -> Basic.Properties:
-    """Return the properties in the library's type. `PlainWire` sends them, and tests compare `frames` with them."""
-    headers: dict[str, Any] = {"x-aggregate-type": row.aggregate_type.decode()}
-    if row.aggregate_id is not None:
-        headers["x-aggregate-id"] = row.aggregate_id.decode()
-    if row.written_as:
-        headers[WRITER] = row.written_as.decode()
-    headers |= {"x-outbox-id": row.id, "x-outbox-lane": row.lane, **identity.stamp}
-    headers |= extra_headers(row, identity, redelivered=redelivered)
-    return Properties(
-        content_type=content_type(row).decode(),
-        headers=headers,
-        delivery_mode=PERSISTENT,
-        message_id=row.message_id.decode(),
-        timestamp=datetime.fromtimestamp(unix_time(row), tz=UTC),
-        message_type=row.event_type.decode(),
-        app_id=identity.app_id.decode(),
-    )

@@ -1,7 +1,7 @@
 """What the publisher needs from a channel in confirm mode, and what the broker's answers mean.
 
-`FrameWire` (frames.py) is the fast implementation. `PlainWire` (plain_wire.py) uses the library's documented interface.
-Both pass tests/engine/test_wire.py.
+`FrameWire` (frames.py) is the implementation. tests/engine/test_wire.py compares it with the library's documented
+interface.
 """
 
 import asyncio

@@ -1,28 +1,41 @@
-"""A wire that uses the library's documented interface: one `basic_publish` for each message.
+"""The oracle of `FrameWire`: messages by the library's documented interface, one `basic_publish` for each.
 
-It is several times slower than `FrameWire`. An operator chooses it (`relay.wire = "publish"`) if a release of the
-library breaks `FrameWire`. Tests compare `FrameWire` with it.
+It is several times slower. tests/engine/test_wire.py runs the contract of a wire over both, and other tests compare the
+frames of the codecs with `properties`.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, DeliveryError, PublishError
-from pamqp.commands import Channel
+from pamqp.commands import Basic, Channel
 from pamqp.header import ContentHeader
 
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.frames import FRAME_OVERHEAD, MANDATORY
-from relay.engine.send.message import ENCODING_ERRORS, Identity, check_header_frame, check_row, not_sent, properties
+from relay.engine.send.message import (
+    ENCODING_ERRORS,
+    PERSISTENT,
+    WRITER,
+    Identity,
+    check_header_frame,
+    check_row,
+    content_type,
+    extra_headers,
+    not_sent,
+    unix_time,
+)
 from relay.engine.send.routes import Router
 from relay.engine.send.wire import NACKED, Settle, after_close, returned_words
 from relay.observe.histogram import Histogram
+from relay.servers.rabbitmq.content_header import Properties
 
 
 class PlainWire:
-    """See `wire.Wire`, and `frames.FrameWire` for the arguments that both wires take."""
+    """See `wire.Wire`, and `frames.FrameWire` for the arguments that both take."""
 
     def __init__(
         self,
@@ -133,8 +146,28 @@ class PlainWire:
     def _forget(self) -> float:
         """Forget this task's row, and return when the row was sent."""
         task = asyncio.current_task()
-        assert task is not None, "called in a task only"  # noqa: S101
+        assert task is not None, "called in a task only"
         row = self._rows.pop(task)
         if self._ids.get(row.message_id) is task:
             del self._ids[row.message_id]
         return self._started.pop(task)
+
+
+def properties(row: Row, identity: Identity, *, redelivered: bool) -> Basic.Properties:
+    """Return the properties of a row's message, in the library's type."""
+    headers: dict[str, Any] = {"x-aggregate-type": row.aggregate_type.decode()}
+    if row.aggregate_id is not None:
+        headers["x-aggregate-id"] = row.aggregate_id.decode()
+    if row.written_as:
+        headers[WRITER] = row.written_as.decode()
+    headers |= {"x-outbox-id": row.id, "x-outbox-lane": row.lane, **identity.stamp}
+    headers |= extra_headers(row, identity, redelivered=redelivered)
+    return Properties(
+        content_type=content_type(row).decode(),
+        headers=headers,
+        delivery_mode=PERSISTENT,
+        message_id=row.message_id.decode(),
+        timestamp=datetime.fromtimestamp(unix_time(row), tz=UTC),
+        message_type=row.event_type.decode(),
+        app_id=identity.app_id.decode(),
+    )
