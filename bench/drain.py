@@ -68,7 +68,7 @@ def measure(
     ratio = () if skip_reference else (Column("of C", "rate", 2, is_ratio=True),)
     drained = run.table("Backlog drained; CPU in us and WAL in bytes a message", RATE, *ratio, *COST)
     kinds = [Keys.CDNOW, Keys.HOT] if keys is WhichKeys.BOTH else [Keys(keys)]
-    orderings = [Ordering.KEY, Ordering.PIPELINED] if ordering is WhichOrdering.BOTH else [Ordering(ordering)]
+    orderings = list(Ordering) if ordering is WhichOrdering.BOTH else [Ordering(ordering)]
     with private_servers(run, routing_key=table.ROUTING_KEY) as servers:
         with run.status("drawing the rows"):
             counts = {Keys.CDNOW: rows, Keys.HOT: hot_rows}

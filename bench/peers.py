@@ -111,7 +111,7 @@ def measure(
         with run.status("drawing the rows"):
             backlog = table.prepare(servers.database_url, servers.folder, Keys.CDNOW, max(rows, peer_rows))
         sides = {reference.NAME: partial(publish_backlog, servers, backlog, reference.build(servers.folder))}
-        for ordering in (Ordering.KEY, Ordering.PIPELINED):
+        for ordering in Ordering:
             relay = BenchRelay(*servers.urls, servers.folder, ordering)
             sides[f"relay, {ordering}"] = partial(drain_backlog, servers, backlog, relay)
         for name, by_settings in PEERS.items():

@@ -84,7 +84,7 @@ def test_a_file_nested_beyond_reason_is_refused(toml: Write) -> None:
 
 
 def test_keys_of_one_section_may_come_from_different_sources(toml: Write) -> None:
-    file = toml('[relay]\nordering = "none"\nmax_attempts = 3')
+    file = toml('[relay]\nordering = "key"\nmax_attempts = 3')
 
     loaded = load(config=file, environ={"RELAY_ORDERING": "pipelined", "RELAY_DATABASE_SCHEMA": "billing"})
 
@@ -215,7 +215,7 @@ def test_all_that_is_wrong_is_told_at_once_with_key_source_and_what_it_takes(tom
             f"unknown key broker.exchnge (file {file}); did you mean broker.exchange?",
             f"unknown key broker.ordering (file {file}); did you mean relay.ordering?",
             f'broker.heartbeat = 99 (file {file}): it takes whole seconds from 1 to 60, or as in "30s"',
-            "relay.ordering = 'keyy' (variable RELAY_ORDERING): it takes one of key, pipelined, none",
+            "relay.ordering = 'keyy' (variable RELAY_ORDERING): it takes one of key, pipelined",
             f"relay.node = '{'ü' * 128}' (variable RELAY_NODE): it takes text of 1 to 255 bytes",
             (
                 'database.schema = "Robert\'); DROP" (variable RELAY_DATABASE_SCHEMA): it takes at most 40 lower-case'
@@ -323,7 +323,7 @@ def test_a_secret_file_given_to_another_key_is_not_repeated(tmp_path: Path) -> N
         load(environ={"RELAY_ORDERING_FILE": str(file)})
 
     assert str(refused.value) == (
-        f"relay.ordering (file {file} of RELAY_ORDERING_FILE): it takes one of key, pipelined, none"
+        f"relay.ordering (file {file} of RELAY_ORDERING_FILE): it takes one of key, pipelined"
     )
 
 

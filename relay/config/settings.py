@@ -177,7 +177,6 @@ class Ordering(StrEnum):
 
     KEY = "key"  # nothing of a key is sent before its predecessor is settled
     PIPELINED = "pipelined"  # a lane goes out in id order, several batches in flight
-    NONE = "none"  # as it comes
 
 
 class KeyPolicy(StrEnum):
@@ -291,7 +290,7 @@ class RelaySettings(Section):
     node: NodeName = Field(default_factory=gethostname)
     """unique name of this node"""
     ordering: Ordering = Ordering.KEY
-    """key: rows of a key; pipelined: rows of a lane, until one is refused; none: nothing"""
+    """key: rows of a key; pipelined: rows of a lane, until one is refused"""
     key_policy: KeyPolicy = KeyPolicy.HOLD
     """behind a row that is parked, backs off or has no route, later rows of its key wait (hold) or go on (skip)"""
     key_scope: KeyScope = KeyScope.ALL

@@ -25,5 +25,5 @@ class DeliveryPolicy:
             one_at_a_time=ordering is Ordering.KEY,
             # When later rows are already in flight, keeping back the rest would not restore the order.
             backoff_holds_key=holds and ordering is Ordering.KEY,
-            put_away_holds_key=holds and ordering is not Ordering.NONE,
+            put_away_holds_key=holds,
         )

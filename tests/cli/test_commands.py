@@ -237,7 +237,7 @@ def test_exit_codes_of_rows_that_are_not_there(relay: Command, rows: Rows) -> No
 
 def test_config_show_tells_values_and_origins_without_passwords(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"amqp://u:{PASSWORD}@one/,amqp://u:{PASSWORD}@two/v\n")
-    (tmp_path / "relay.toml").write_text('[relay]\nordering = "none"\n[[routes]]\nexchange = "x"\n')
+    (tmp_path / "relay.toml").write_text('[relay]\nordering = "pipelined"\n[[routes]]\nexchange = "x"\n')
     relay = Command(
         tmp_path,
         RELAY_BROKER_URL_FILE="secret",
@@ -252,7 +252,7 @@ def test_config_show_tells_values_and_origins_without_passwords(tmp_path: Path) 
     assert lines["database.url"] == ['"postgresql://v:***@h/d?password=***"', "flag --database-url"]
     assert lines["database.schema"] == ['"billing"', "variable RELAY_DATABASE_SCHEMA"]
     assert lines["broker.url"] == ['"amqp://u:***@one/,amqp://u:***@two/v"', "file secret of RELAY_BROKER_URL_FILE"]
-    assert lines["relay.ordering"] == ['"none"', "file relay.toml"]
+    assert lines["relay.ordering"] == ['"pipelined"', "file relay.toml"]
     assert lines["log.level"] == ['"info"', "default"]
     assert set(shown) == {key.name for key in all_keys()}
     assert shown["database.url"] == {"value": "postgresql://u:***@h/d", "origin": "variable RELAY_DATABASE_URL"}

@@ -27,12 +27,6 @@ CELLS = {
     (Ordering.PIPELINED, KeyPolicy.SKIP): DeliveryPolicy(
         one_at_a_time=False, backoff_holds_key=False, put_away_holds_key=False
     ),
-    (Ordering.NONE, KeyPolicy.HOLD): DeliveryPolicy(
-        one_at_a_time=False, backoff_holds_key=False, put_away_holds_key=False
-    ),
-    (Ordering.NONE, KeyPolicy.SKIP): DeliveryPolicy(
-        one_at_a_time=False, backoff_holds_key=False, put_away_holds_key=False
-    ),
 }
 EACH = pytest.mark.parametrize(("ordering", "key_policy"), list(product(Ordering, KeyPolicy)))
 

@@ -9,7 +9,7 @@ import pytest
 from aio_pika.abc import AbstractChannel
 from pydantic import SecretStr
 
-from relay.config.settings import BrokerSettings, Ordering
+from relay.config.settings import BrokerSettings, KeyPolicy, Ordering
 from relay.engine.send import exchange_checks, probe
 from relay.engine.send.broker_link import BrokerLink, Verdict
 from relay.engine.send.probe import Prober
@@ -37,9 +37,12 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
     return verdicts
 
 
-@pytest.mark.parametrize("ordering", Ordering)
+@pytest.mark.parametrize(
+    ("ordering", "key_policy"),
+    [(Ordering.KEY, KeyPolicy.HOLD), (Ordering.PIPELINED, KeyPolicy.HOLD), (Ordering.PIPELINED, KeyPolicy.SKIP)],
+)
 async def test_many_missing_exchanges_close_the_shared_channel_once(
-    outbox: Outbox, queue: Reader, run_node: RunNode, closed: list[Verdict], ordering: Ordering
+    outbox: Outbox, queue: Reader, run_node: RunNode, closed: list[Verdict], ordering: Ordering, key_policy: KeyPolicy
 ) -> None:
     """Each of them closed it: with a hundred of them one good row arrived 85 times."""
     odd, fine = [], []
@@ -48,7 +51,7 @@ async def test_many_missing_exchanges_close_the_shared_channel_once(
             odd.append(await outbox.insert(f"odd-{n}", exchange=f"missing-{n}"))
             fine.append(await outbox.insert(f"fine-{n % 20}"))
 
-    async with run_node(ordering=ordering) as node:
+    async with run_node(ordering=ordering, key_policy=key_policy) as node:
         await eventually(outbox.is_empty, "nothing pending")
         await eventually(lambda: outbox.are_aside(odd, "no exchange"), "they wait for their exchanges")
         assert node.snapshot().broker_losses == {}

@@ -146,7 +146,7 @@ async def test_nobody_is_named_for_rows_that_a_role_holds_up_itself_or_that_tell
     assert finding.verdict == OK
 
 
-@pytest.mark.parametrize("ordering", [Ordering.KEY, Ordering.PIPELINED])
+@pytest.mark.parametrize("ordering", Ordering)
 @pytest.mark.parametrize("never_sent", [COPY_TO_ALL, NOWHERE])
 async def test_with_keys_by_role_a_writer_holds_up_its_own_rows_alone(
     writers: list[Writer],

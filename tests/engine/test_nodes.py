@@ -36,7 +36,7 @@ async def test_nodes_that_come_and_go_share_the_lanes(run_node: RunNode) -> None
         await share([a], 16)
 
 
-@pytest.mark.parametrize("ordering", [Ordering.KEY, Ordering.PIPELINED])
+@pytest.mark.parametrize("ordering", Ordering)
 async def test_under_load_a_hand_over_neither_loses_nor_doubles_nor_reorders(
     outbox: Outbox, queue: Reader, run_node: RunNode, ordering: Ordering
 ) -> None:

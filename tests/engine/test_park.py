@@ -333,14 +333,14 @@ async def sent(outbox: Outbox, ids: list[int]) -> bool:
     return await outbox.ids("sent") == ids
 
 
-@pytest.mark.parametrize("ordering", [Ordering.PIPELINED, Ordering.NONE])
+@pytest.mark.parametrize("key_policy", KeyPolicy)
 async def test_without_order_by_key_a_faulty_row_is_parked_too(
-    outbox: Outbox, queue: Reader, run_node: RunNode, ordering: Ordering
+    outbox: Outbox, queue: Reader, run_node: RunNode, key_policy: KeyPolicy
 ) -> None:
     head = await outbox.insert_faulty()
     await outbox.insert("1")
 
-    async with run_node(max_attempts=2, ordering=ordering):
+    async with run_node(max_attempts=2, ordering=Ordering.PIPELINED, key_policy=key_policy):
         await eventually(outbox.is_empty, "nothing pending")
 
     assert head in await outbox.ids("parked")

@@ -14,7 +14,7 @@ from aio_pika.abc import AbstractChannel
 from pamqp.common import FieldTable
 from structlog.testing import capture_logs
 
-from relay.config.settings import DatabaseSettings, Ordering, RelaySettings
+from relay.config.settings import DatabaseSettings, KeyPolicy, Ordering, RelaySettings
 from relay.engine.node import Node
 from relay.engine.nodes import membership
 from relay.engine.nodes.lanes import lock_lanes
@@ -124,11 +124,20 @@ def has_paused(outbox: Outbox, number: int) -> Callable[[], Awaitable[bool]]:
     return look
 
 
-@pytest.mark.parametrize("ordering", Ordering)
+@pytest.mark.parametrize(
+    ("ordering", "key_policy"),
+    [(Ordering.KEY, KeyPolicy.HOLD), (Ordering.PIPELINED, KeyPolicy.HOLD), (Ordering.PIPELINED, KeyPolicy.SKIP)],
+)
 async def test_rows_of_a_paused_route_wait_and_follow_in_order(
-    outbox: Outbox, queue: Reader, later: Reader, run_node: RunNode, operator: Operator, ordering: Ordering
+    outbox: Outbox,
+    queue: Reader,
+    later: Reader,
+    run_node: RunNode,
+    operator: Operator,
+    ordering: Ordering,
+    key_policy: KeyPolicy,
 ) -> None:
-    async with run_node(ordering=ordering):
+    async with run_node(ordering=ordering, key_policy=key_policy):
         first = await write(outbox, 40)
         await assert_once_and_in_order(later, first)
         with capture_logs() as events:
@@ -141,7 +150,7 @@ async def test_rows_of_a_paused_route_wait_and_follow_in_order(
         (seen,) = await operator.routes()
         await operator.resume(route.id)
         lost += await write(outbox, 200)
-        if ordering is Ordering.NONE:
+        if key_policy is KeyPolicy.SKIP:
             assert sorted(await later.ids(700)) == lost
         else:
             await assert_once_and_in_order(later, lost)
@@ -315,7 +324,7 @@ async def test_rows_of_a_paused_lane_stay_pending_while_the_others_go(
     assert (paused.lane, paused.node, paused.paused_by, paused.paused_why) == (lane, None, *WHY.values())
 
 
-@pytest.mark.parametrize("ordering", [Ordering.KEY, Ordering.PIPELINED])
+@pytest.mark.parametrize("ordering", Ordering)
 async def test_under_load_a_pause_of_a_lane_neither_loses_nor_doubles_nor_reorders(
     outbox: Outbox, queue: Reader, run_node: RunNode, operator: Operator, ordering: Ordering
 ) -> None:

@@ -53,14 +53,14 @@ async def test_with_skip_the_key_goes_on(
     assert await outbox.ids("quarantined") == [first, second]
 
 
-@pytest.mark.parametrize("ordering", [Ordering.PIPELINED, Ordering.NONE])
+@pytest.mark.parametrize("key_policy", KeyPolicy)
 async def test_without_order_by_key_rows_wait_too(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, ordering: Ordering
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, key_policy: KeyPolicy
 ) -> None:
     lost = [await outbox.insert(str(key), exchange="", routing_key="later") for key in range(50)]
     fine = [await outbox.insert(None) for _ in range(50)]
 
-    async with run_node(ordering=ordering):
+    async with run_node(ordering=Ordering.PIPELINED, key_policy=key_policy):
         await eventually(outbox.is_empty, "nothing pending")
         assert sorted(await queue.ids(50)) == fine
         await eventually(lambda: outbox.are_aside(lost), "they wait aside")

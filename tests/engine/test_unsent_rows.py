@@ -262,9 +262,7 @@ class Broker:
             assert len(keys) == len(set(keys)), "two rows of a key are under way"
 
 
-POLICIES = [
-    DeliveryPolicy.of(ordering, policy) for ordering in (Ordering.KEY, Ordering.PIPELINED) for policy in KeyPolicy
-]
+POLICIES = [DeliveryPolicy.of(ordering, policy) for ordering in Ordering for policy in KeyPolicy]
 
 
 STEPS = (
