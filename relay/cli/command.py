@@ -9,7 +9,6 @@ from cyclopts import App, CycloptsError, Parameter
 from relay import __version__
 from relay.cli import runs_until_told
 from relay.cli.exit_code import ExitCode
-from relay.cli.old_spellings import in_new_words
 from relay.cli.operations import in_place
 from relay.cli.printing import complain, guard_stderr
 from relay.errors import (
@@ -98,7 +97,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
     _keep_secrets(given)
     try:
         with importing("relay"):  # a command's own module is imported when it runs
-            code = app()(in_new_words(given), exit_on_error=False, print_error=False, result_action="return_value")
+            code = app()(given, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         complain(f"{str(error).rstrip('.')} (see `relay --help`)")
         return ExitCode.USAGE

@@ -9,7 +9,6 @@ from cyclopts import App
 from cyclopts.argument import Argument
 
 from relay.cli.command import app
-from relay.cli.old_spellings import in_new_words
 from tests.cli.command import Command
 
 FLAGS = {
@@ -68,28 +67,12 @@ def test_its_function_takes_at_most_nine_values(command: str) -> None:
     assert len(inspect.signature(function).parameters) <= 9
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("parked discard --id 7 --note x", "parked discard 7 --why=x"),
-        ("parked retry --id=7 --message-id=a", "parked retry 7 a"),
-        ("dead-letters list q --type T", "dead-letters list q --event-type=T"),
-        ("dead-letters list q --key a/1/7", "dead-letters list q --aggregate-type=a --aggregate-id=1/7"),
-        ("reconcile --since 1h --message-id a", "reconcile --since 1h a"),
-        ("status --note", "status --note"),
-    ],
-)  # fmt: skip
-def test_old_spellings_are_taken(old: str, new: str) -> None:
-    assert in_new_words(old.split()) == new.split()
-
-
-def test_old_spellings_and_none_are_in_no_help_and_defaults_are(tmp_path: Path) -> None:
+def test_none_is_in_no_help_and_defaults_are(tmp_path: Path) -> None:
     relay = Command(tmp_path)
 
     told = relay("dead-letters", "retry", "--help").out + relay("parked", "list", "--help").out
     waits = relay("status", "--help").out
 
-    assert all(f"{old} " not in told for old in ("--note", "--key", "--type", "--id", "--message-id"))
     assert "None" not in told
     assert "[default: text]" in told
     assert "--interval DURATION" in waits

@@ -201,7 +201,7 @@ async def test_an_export_holds_all_of_each_letter(letters: Letters, relay: DeadL
     saved = await relay("export", QUEUE, "letters.jsonl")
     again = await relay("export", QUEUE, "letters.jsonl")
     await eventually(lambda: letters.has(5), "all are back")
-    other = await relay("export", QUEUE, "letters.jsonl", "--overwrite", "--message-id", "2")
+    other = await relay("export", QUEUE, "letters.jsonl", "--overwrite", "2")
 
     assert (saved.code, saved.out) == (0, f"saved 5 letters of {DEAD} in letters.jsonl\n")
     assert (again.code, "letters.jsonl exists: name another file, or add --overwrite" in again.err) == (2, True)

@@ -24,7 +24,6 @@ def relay(tmp_path: Path, database_url: str, broker_url: str) -> Command:
         (["--since", "yesterday"], "takes a moment such as"),
         (["--until", "99999999999d"], "takes a moment such as"),
         (["12"], "MESSAGE-ID"),
-        (["--message-id", "12"], "MESSAGE-ID"),
         (["--all", "--rate", "0"], "rate"),
         (["--all", "--to-exchange", "missing"], "no exchange 'missing'"),
         (["--all", "--to-exchange", "", "--routing-key", "missing"], "no queue 'missing'"),

@@ -201,7 +201,7 @@ async def test_what_refuses_everything_stops_the_job(relay: Commands, sent: Sent
 
 async def test_who_gives_the_command_is_kept_with_the_job(relay: Commands, sent: SentRows, copies: Copies) -> None:
     by_flag = await relay("replay", str(UUID(int=7)), "--by", "ada", RELAY_OPERATOR="team billing")
-    by_variable = await relay("replay", "--message-id", str(UUID(int=8)), RELAY_OPERATOR="team billing")
+    by_variable = await relay("replay", str(UUID(int=8)), RELAY_OPERATOR="team billing")
 
     assert (by_flag.code, by_variable.code) == (0, 0)
     assert [job["made_by"] for job in await relay.jobs()] == ["team billing", "ada"]
