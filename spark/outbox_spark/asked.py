@@ -86,12 +86,14 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
-    """How rows go into a table in which some of them are already."""
+    """How rows go into a table in which some of them are already, and where those go that it cannot take."""
 
     keys: tuple[str, ...]  # empty: every row is inserted
     only_changed: bool
     if_absent: bool
     delete_column: str | None
+    bad_rows_table: str | None  # None: a bad row fails the batch
+    max_bad_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,6 @@ class WriteOptions(BatchOptions):
 
     dbtable: str
     rows: RowOptions
-    bad_rows_table: str | None  # None: a bad row fails the batch
-    max_bad_rows: int
     delete_event_type: str | None
     aggregate_type: str
     aggregate_id_column: str
@@ -194,9 +194,7 @@ def write_options(given: Mapping[str, str], *, is_stream: bool = False) -> Write
             "option upsertKeys takes atomic=batch without singleTask: other tasks copy their rows straight into the "
             "table, where a COPY only inserts"
         )
-    if (values.pop("bad_rows") == QUARANTINE) != (values["bad_rows_table"] is not None):
-        faults.append("options badRows=quarantine and badRowsTable belong together: give both or neither")
-    if values["bad_rows_table"] is not None and (single_task or atomic == "partition"):
+    if values["rows"].bad_rows_table is not None and (single_task or atomic == "partition"):
         faults.append("option badRows=quarantine takes atomic=batch without singleTask: it takes rows out of staging")
     if values["rate"] is not None and (single_task or atomic == "partition"):
         faults.append(
@@ -338,7 +336,8 @@ def _unknown(use: Use, given: Mapping[str, str], known: Mapping[str, Option]) ->
 
 def _row_options(values: dict[str, Any], use: Use) -> tuple[RowOptions, list[str]]:
     """Take what decides how rows go into a table out of the values; return what of it cannot be together, too."""
-    taken = RowOptions(*(values.pop(name) for name in ("upsert_keys", "only_changed", "if_absent", "delete_column")))
+    names = ("upsert_keys", "only_changed", "if_absent", "delete_column", "bad_rows_table", "max_bad_rows")
+    taken = RowOptions(*(values.pop(name) for name in names))
     said = {
         option.parameter: option.parameter if use in PYTHON else f"option {name}"
         for name, option in options_of(use).items()
@@ -351,6 +350,9 @@ def _row_options(values: dict[str, Any], use: Use) -> tuple[RowOptions, list[str
     if taken.if_absent and len(alone) > 1:
         others = " and ".join(said[name] for name in alone if name != "if_absent")
         faults.append(f"{said['if_absent']} leaves every row that is there as it is, and excludes {others}")
+    if (values.pop("bad_rows") == QUARANTINE) != (taken.bad_rows_table is not None):
+        both = f"{said['bad_rows']}={QUARANTINE} and {said['bad_rows_table'].removeprefix('option ')}"
+        faults.append(f"{both.replace('option ', 'options ')} belong together: give both or neither")
     return taken, faults
 
 

@@ -23,6 +23,7 @@ class Sieve:
     def __init__(self, save: Save, quarantine: Quarantine, partition: int) -> None:
         self._save = save
         self._most = quarantine.most
+        self._own = list(range(quarantine.columns))
         self._partition = partition
         self._found: list[BadRow] = []
 
@@ -75,7 +76,7 @@ class Sieve:
         place = error.place
         if place is None:
             raise error
-        self._found.append(BadRow(first + place, error.fault, row_json(rows, place)))
+        self._found.append(BadRow(first + place, error.fault, row_json(rows.select(self._own), place)))
         if len(self._found) > self._most:
             raise RowError(
                 f"partition {self._partition} has more than {self._most} bad rows, the most that maxBadRows allows. "

@@ -4,8 +4,10 @@ Every table and column is checked when it is named. At the end a Spark job stage
 once for all that is made of it. One transaction moves everything, as that of a `save()` does.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Literal
 from uuid import uuid4
@@ -35,7 +37,7 @@ from outbox_spark.prepare import (
 )
 from outbox_spark.result import Result, refuse_recognised, say
 from outbox_spark.spark_api import described, interrupted_on_error
-from outbox_spark.tables import describe, plan_rows, require_noting, require_outbox
+from outbox_spark.tables import describe, plan_rows, require_noting, require_outbox, require_quarantine
 from outbox_spark.volatile import refuse_computed_twice
 
 
@@ -110,7 +112,7 @@ class OutboxBatch:
         self._is_open = True
         return self
 
-    def rows(
+    def rows(  # noqa: PLR0913  # as many as there are options
         self,
         frame: DataFrame,
         *,
@@ -119,6 +121,9 @@ class OutboxBatch:
         only_changed: bool = False,
         if_absent: bool = False,
         delete_column: str | None = None,
+        bad_rows: Literal["fail", "quarantine"] = "fail",
+        bad_rows_table: str | None = None,
+        max_bad_rows: int = 100,
         events: Events | None = None,
     ) -> None:
         """Add a DataFrame whose rows belong to a table.
@@ -128,20 +133,32 @@ class OutboxBatch:
             only_changed: a row that does not differ stays, without any of the `events`.
             if_absent: a row that is there stays, without any of the `events`.
             delete_column: a column of booleans; where it is true, the row is deleted.
-            events: what events the rows become. Without the last three it is the same as a call of `events()`.
+            bad_rows: "quarantine" writes rows that no table takes into `bad_rows_table`, without any event.
+            max_bad_rows: more of this DataFrame fail the batch.
+            events: what events the rows become. Without `only_changed`, `if_absent` and `delete_column` it is the same
+                as a call of `events()`.
         Raises:
             BatchError: it is added outside of the block.
             OptionError, TableError, ColumnError: it cannot be written there, and why.
         """
         self._require_open()
         options = row_options(
-            upsert_keys=upsert_keys, only_changed=only_changed, if_absent=if_absent, delete_column=delete_column
+            upsert_keys=upsert_keys,
+            only_changed=only_changed,
+            if_absent=if_absent,
+            delete_column=delete_column,
+            bad_rows=bad_rows,
+            bad_rows_table=bad_rows_table,
+            max_bad_rows=max_bad_rows,
         )
         with connect(self._info) as connection:
             plan = plan_rows(frame.schema, describe(connection, table, named_by="rows()"), options)
+            quarantine = require_quarantine(
+                connection, options, columns=len(frame.columns), named_by="bad_rows_table of rows()"
+            )
             if plan.passes_over:
                 require_noting(connection, self._options)
-        self._frames.add_rows(frame, plan, events)
+        self._frames.add_rows(frame, replace(plan, quarantine=quarantine), events)
 
     def events(
         self,
@@ -239,20 +256,11 @@ def _stage(frame: DataFrame, saves: Sequence[Save]) -> Iterator[tuple[int, Stage
             staged = load_all(saves, batches, partition=partition, attempt=context.taskAttemptId())
         except RowError as error:
             staged = refused(saves, error, partition=partition)
-        yield pa.RecordBatch.from_arrays(
-            [
-                pa.array(range(len(staged)), pa.int32()),
-                pa.array([each.partition for each in staged], pa.int32()),
-                pa.array([each.table for each in staged], pa.string()),
-                pa.array([each.rows for each in staged], pa.int64()),
-                pa.array([each.is_left_out for each in staged]),
-                pa.array([each.refused for each in staged], pa.string()),
-            ],
-            ["number", "place", "relation", "row_count", "left_out", "refused"],
-        )
+        told = [json.dumps(asdict(each)) for each in staged]
+        yield pa.RecordBatch.from_pydict({"number": pa.array(range(len(told)), pa.int32()), "staged": told})
 
-    shape = "number int, place int, relation string, row_count long, left_out boolean, refused string"
-    for number, place, table, rows, left_out, fault in frame.mapInArrow(stage, shape).collect():
-        if fault is not None:
-            raise RowError(fault)
-        yield number, Staged(place, table, rows, is_left_out=left_out)
+    for number, told in frame.mapInArrow(stage, "number int, staged string").collect():
+        each = Staged.of_json(told)
+        if each.refused is not None:
+            raise RowError(each.refused)
+        yield number, each

@@ -116,8 +116,8 @@ def _write(connection: psycopg.Connection, written: Written) -> Result:
         _refuse_left_out(staged)
     in_order = [(save, [each for each in _by_partition(staged) if each.rows]) for save, staged in written]
     for save, staged in written:
-        if save.quarantine is not None:
-            put_into_quarantine(connection, save, save.quarantine, _by_partition(staged))
+        if save.plan.quarantine is not None:
+            put_into_quarantine(connection, save, save.plan.quarantine, _by_partition(staged))
     refuse_repeated_ids(connection, in_order)
     moved = move_all(connection, in_order)
     save, _ = written[0]
@@ -183,7 +183,7 @@ def _row_counts(written: Written) -> dict[str, Any]:
     }
     if save.query is not None:
         row_counts["query"] = save.query
-    if save.quarantine is not None:
+    if any(each.plan.quarantine is not None for each, _ in written):
         row_counts["bad_rows"] = sum(len(each.bad) for _, staged in written for each in staged)
     return row_counts
 

@@ -21,6 +21,11 @@ OF_SOME_ROWS = (
     "without a function, and do not call events() with the same DataFrame"
 )
 
+OF_GOOD_ROWS = (
+    "with bad_rows='quarantine' one call of rows() tells which rows of a DataFrame are good. Besides it, the DataFrame "
+    "may have the events of these: rows(..., events=Events(...)) or one events() behind it, without a function"
+)
+
 
 class Events:
     """What events a DataFrame's rows become.
@@ -117,10 +122,14 @@ class Frames:
         """Add the rows of a business table, and the events that they become.
 
         Raises:
-            OptionError: which rows make these events cannot be told, or earlier events have another order.
+            OptionError: which rows make these events cannot be told, or earlier events have another order. Or something
+                else is made of rows that are quarantined here or in another call.
             ColumnError: with every fault at once.
         """
         frame = self._frame_of(given)
+        is_made_elsewhere = bool(frame.parts) or (events is not None and events.function is not None)
+        if self._may_lose_rows(frame) or (plan.quarantine is not None and is_made_elsewhere):
+            raise OptionError(OF_GOOD_ROWS)
         if plan.passes_over and (frame.has_events_of_all or (events is not None and events.function is not None)):
             raise OptionError(OF_SOME_ROWS)
         frame.is_whole = True
@@ -138,8 +147,14 @@ class Frames:
         frame = self._frame_of(given)
         if any(self._plans[part].passes_over for part in frame.parts):
             raise OptionError(OF_SOME_ROWS)
+        rows = next((part for part in frame.parts if self._plans[part].event is None), None)
+        if self._may_lose_rows(frame) and (rows is None or events.function is not None):
+            raise OptionError(OF_GOOD_ROWS)
         frame.has_events_of_all = True
-        self._add_events(frame, events, next((part for part in frame.parts if self._plans[part].event is None), None))
+        self._add_events(frame, events, rows)
+
+    def _may_lose_rows(self, frame: Frame) -> bool:
+        return any(self._plans[part].quarantine is not None for part in frame.parts)
 
     def _add_events(self, frame: Frame, events: Events, rows: int | None) -> None:
         """Add events to the plan of rows; None: all of them have events."""

@@ -76,7 +76,7 @@ def refused(saves: Sequence[Save], error: RowError, *, partition: int) -> list[S
 def _stage(saves: Sequence[Save], chunks: Iterable[pa.RecordBatch], *, partition: int, attempt: int) -> list[Staged]:
     read, written = [0] * len(saves), [0] * len(saves)
     created: set[int] = set()
-    sieves = [None if save.quarantine is None else Sieve(save, save.quarantine, partition) for save in saves]
+    sieves = [None if save.plan.quarantine is None else Sieve(save, save.plan.quarantine, partition) for save in saves]
 
     def made() -> Iterator[tuple[int, Part]]:
         for chunk in chunks:

@@ -223,13 +223,13 @@ def put_into_quarantine(
     Raises:
         RowError: they are more than may be.
     """
+    options, table = save.options, ".".join(save.plan.table or ())
     bad = [(each.partition, row) for each in staged for row in each.bad]
     if len(bad) > quarantine.most:
         raise RowError(
-            f"nothing of the batch was written: it has {len(bad)} bad rows, and maxBadRows allows {quarantine.most}. "
-            f"The first is row {bad[0][1].position + 1} of partition {bad[0][0]}: {bad[0][1].reason}"
+            f"nothing of the batch was written: it has {len(bad)} bad rows for {table}, and maxBadRows allows "
+            f"{quarantine.most}. The first is row {bad[0][1].position + 1} of partition {bad[0][0]}: {bad[0][1].reason}"
         )
-    options, table = save.options, ".".join(save.plan.table or ())
     rows = [
         (options.app_id, options.version, table, partition, row.position, row.reason, row.row_json)
         for partition, row in bad

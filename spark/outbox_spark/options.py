@@ -305,7 +305,7 @@ OPTIONS = (
     Option(
         "badRows",
         "bad_rows",
-        WRITES,
+        TABLES,
         "a row with a value that no table takes: `fail` the batch, or `quarantine` the row",
         _one_of(FAIL, QUARANTINE),
         default=FAIL,
@@ -313,13 +313,13 @@ OPTIONS = (
     Option(
         "badRowsTable",
         "bad_rows_table",
-        WRITES,
+        TABLES,
         "the table of quarantined rows, with its schema; required with `badRows=quarantine`",
     ),
     Option(
         "maxBadRows",
         "max_bad_rows",
-        WRITES,
+        TABLES,
         "more quarantined rows fail the batch, 1 to 10,000",
         _whole(1, 10_000),
         default=100,

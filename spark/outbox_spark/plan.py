@@ -115,6 +115,15 @@ class EventPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Where rows go that no table takes, and how many of a DataFrame may go there."""
+
+    table: tuple[str, str]
+    most: int
+    columns: int  # of the DataFrame; those behind were added for its events
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """How a DataFrame's rows become staging rows."""
 
@@ -122,6 +131,7 @@ class Plan:
     columns: tuple[BusinessColumn, ...] = ()
     upsert: Upsert | None = None  # None: every row is inserted
     event: EventPlan | None = None
+    quarantine: Quarantine | None = None  # None: a bad row fails the batch
 
     @property
     def passes_over(self) -> bool:
@@ -200,14 +210,6 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantine:
-    """Where rows go that no table takes, and how many of a batch may go there."""
-
-    table: tuple[str, str]
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
 class BadRow:
     """A row that no table takes."""
 
@@ -227,7 +229,6 @@ class Save:
     staging: Staging
     pieces: Pieces | None = None  # None: all partitions in one transaction, by staging tables
     room: Room | None = None  # None: any number
-    quarantine: Quarantine | None = None  # None: a bad row fails the batch
     query: str | None = None  # of a stream: the id of its query, which its checkpoint keeps
 
     def of_micro_batch(self, version: int, query: str | None) -> "Save":
@@ -249,6 +250,12 @@ class Staged:
 
     refused: str | None = None  # a value that no table takes; every attempt would find it again
     bad: tuple[BadRow, ...] = ()  # rows that are taken out
+
+    @classmethod
+    def of_json(cls, text: str) -> "Staged":
+        """Return what `json.dumps(asdict(...))` was made of."""
+        values = json.loads(text)
+        return cls(**{**values, "bad": tuple(BadRow(**bad) for bad in values["bad"])})
 
     @property
     def row_counts(self) -> dict[str, int | str | None]:

@@ -16,6 +16,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from uuid import UUID, uuid4
 
@@ -72,14 +73,13 @@ def prepare(given: Mapping[str, str], schema: StructType, *, overwrite: bool) ->
     options = write_options(given)
     token = uuid4()
     with _prepared(options, schema, overwrite=overwrite) as (connection, now, plan):
-        quarantine = require_quarantine(connection, options)
         staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token)
         recognised, pieces = _begin(
             connection, options, plan, staging=staging, token=token, made_by=options.made_by(schema)
         )
         if recognised is not None:
             recognise(connection, options, recognised)
-    return Save(token, _info(options), options, plan, staging, pieces, room_of(options), quarantine), recognised
+    return Save(token, _info(options), options, plan, staging, pieces, room_of(options)), recognised
 
 
 def prepare_stream(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Save:
@@ -90,10 +90,9 @@ def prepare_stream(given: Mapping[str, str], schema: StructType, *, overwrite: b
     """
     options = write_options(given, is_stream=True)
     token = uuid4()
-    with _prepared(options, schema, overwrite=overwrite) as (connection, now, plan):
-        quarantine = require_quarantine(connection, options)
+    with _prepared(options, schema, overwrite=overwrite) as (_, now, plan):
         staging = name_staging(options.staging_schema, now=now, batch_hash=options.batch_hash, token=token, plan=plan)
-    return Save(token, _info(options), options, plan, staging, room=room_of(options), quarantine=quarantine)
+    return Save(token, _info(options), options, plan, staging, room=room_of(options))
 
 
 def recognise(connection: psycopg.Connection, options: BatchOptions, found: Batch) -> None:
@@ -120,6 +119,7 @@ def _prepared(
         plan = plan_write(schema, describe(connection, options.dbtable), options)
         if plan.passes_over:
             require_noting(connection, options)
+        plan = replace(plan, quarantine=require_quarantine(connection, options.rows, columns=len(schema)))
         clean_before(connection, options, now)
         yield connection, now, plan
 

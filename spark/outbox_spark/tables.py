@@ -165,9 +165,13 @@ def require_outbox(connection: psycopg.Connection, options: BatchOptions) -> dat
     return cast(datetime, now)
 
 
-def require_quarantine(connection: psycopg.Connection, options: WriteOptions) -> Quarantine | None:
+def require_quarantine(
+    connection: psycopg.Connection, options: RowOptions, *, columns: int, named_by: str = "option badRowsTable"
+) -> Quarantine | None:
     """Check the table of bad rows; None when a bad row fails the batch.
 
+    Args:
+        columns: how many the DataFrame has.
     Raises:
         TableError: it is missing, or lacks a column; with the statement that makes it.
     """
@@ -175,12 +179,12 @@ def require_quarantine(connection: psycopg.Connection, options: WriteOptions) ->
         return None
     definitions = [f"{column} {kind} NOT NULL" for column, kind in BAD_ROW.items()]
     remedy = f": CREATE TABLE {name} ({', '.join(definitions)}, quarantined_at timestamptz DEFAULT now())"
-    oid, schema, relation = _find(connection, name, "option badRowsTable", remedy=remedy)
+    oid, schema, relation = _find(connection, name, named_by, remedy=remedy)
     kinds = {column.name: column.unlimited for column in (TableColumn(*row) for row in _columns_of(connection, oid))}
     for column, kind in BAD_ROW.items():
         if kinds.get(column) != kind:
-            raise TableError(f"{schema}.{relation} of option badRowsTable has no column {column} {kind}{remedy}")
-    return Quarantine((schema, relation), options.max_bad_rows)
+            raise TableError(f"{schema}.{relation} of {named_by} has no column {column} {kind}{remedy}")
+    return Quarantine((schema, relation), options.max_bad_rows, columns)
 
 
 def _columns_of(connection: psycopg.Connection, oid: int) -> list[tuple[Any, ...]]:

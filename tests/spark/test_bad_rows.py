@@ -46,6 +46,13 @@ def quarantining(options: Options, connection: psycopg.Connection) -> Options:
     return {**options, **QUARANTINE, **NAME}
 
 
+@pytest.fixture
+def named(database_url: str, connection: psycopg.Connection) -> dict[str, Any]:
+    """What names an `OutboxBatch`; its database has a table of bad rows."""
+    make_bad_row_table(connection)
+    return {"url": database_url, "app_id": "nightly", "version": 7}
+
+
 def write(options: Options, *partitions: list[pa.RecordBatch]) -> Result:
     """Write these partitions as a `save()` does, in this process."""
     plan, _ = prepare(options, SCHEMA, overwrite=False)
@@ -106,7 +113,7 @@ def test_more_bad_rows_than_may_be_fail_the_batch(
 
     with pytest.raises(outbox_spark.RowError, match="partition 0 has more than 2 bad rows, the most that maxBadRows"):
         write(given, [pa.concat_batches([bad, bad, bad])])
-    with pytest.raises(outbox_spark.RowError, match=r"it has 3 bad rows, and maxBadRows allows 2\. The first is row 1"):
+    with pytest.raises(outbox_spark.RowError, match=r"it has 3 bad rows for billing\.thing, and maxBadRows allows 2\."):
         write(given, [bad, bad], [bad])
 
     assert (counts(connection), one(connection, "SELECT count(*) FROM billing.bad_row")) == ((0, 0, 0), 0)
@@ -217,6 +224,150 @@ def test_what_cannot_be_quarantined_is_refused_before_any_task(
         prepare({**quarantining, **changed}, from_arrow_schema(ROWS), overwrite=False)
 
     assert message in str(refused.value)
+
+
+IN_PYTHON: dict[str, Any] = {"table": "billing.invoice", "bad_rows": "quarantine", "bad_rows_table": "billing.bad_row"}
+WITHOUT_ROW = """
+    SELECT count(*) FROM outbox.message AS event
+    WHERE NOT EXISTS (SELECT FROM billing.invoice WHERE invoice_id = event.payload->>'invoice_id')
+"""
+
+
+@pytest.mark.parametrize("door", ["rows(events=)", "events()"])
+def test_a_batch_of_several_tables_makes_no_event_of_a_bad_row(
+    spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection, door: str
+) -> None:
+    frame = _with_bad_rows(spark, connection)
+
+    with OutboxBatch(spark, **named) as batch:
+        if door == "events()":
+            batch.rows(frame, **IN_PYTHON)
+            batch.events(frame, **_made())
+        else:
+            batch.rows(frame, **IN_PYTHON, events=Events(**_made()))
+
+    assert counts(connection) == (60, 60, 1)
+    assert one(connection, WITHOUT_ROW) == 0
+    bad = "SELECT reason, count(*) FROM billing.bad_row GROUP BY 1 ORDER BY 1"
+    assert connection.execute(bad).fetchall() == [
+        ("column 'customer_id' is NULL", 20),
+        ("column 'tags': invalid input syntax for type json (Token \"oops\" is invalid.)", 20),
+    ]
+    row = one(connection, "SELECT row_json FROM billing.bad_row WHERE (partition, position) = (0, 2)")
+    assert json.loads(row) == {
+        "invoice_id": "INV-2", "customer_id": None, "issued_on": "2026-01-03", "quantity": 3, "amount": 2.11,
+        "tags": "[]",
+    }  # fmt: skip
+    assert str(batch.result) == "batch 'nightly' version 7 written: 60 rows, 60 events, 40 bad rows"
+    assert staging_tables(connection) == []
+
+
+def test_each_dataframe_of_a_batch_has_a_most_of_bad_rows_and_the_result_their_sum(
+    spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection
+) -> None:
+    connection.execute("CREATE TABLE billing.copied (LIKE billing.invoice)")
+    frame = _with_bad_rows(spark, connection)
+
+    def write(most: int) -> OutboxBatch:
+        with OutboxBatch(spark, **named) as batch:
+            batch.events(invoices(spark, 5), **_made())
+            batch.rows(frame, **IN_PYTHON, max_bad_rows=40)
+            copied = frame.drop("tags").where("quantity < 4").select("*")
+            batch.rows(copied, **{**IN_PYTHON, "table": "billing.copied"}, max_bad_rows=most)
+        return batch
+
+    with pytest.raises(outbox_spark.RowError, match=r"20 bad rows for billing\.copied, and maxBadRows allows 19"):
+        write(19)
+    assert (counts(connection), one(connection, "SELECT count(*) FROM billing.bad_row")) == ((0, 0, 0), 0)
+    result = write(20).result
+
+    assert result is not None
+    assert (result.rows, result.events, result.bad_rows) == (60 + 40, 5, 40 + 20)
+    by_table = "SELECT table_name, count(*) FROM billing.bad_row GROUP BY 1 ORDER BY 1"
+    assert connection.execute(by_table).fetchall() == [("billing.copied", 20), ("billing.invoice", 40)]
+    assert one(connection, "SELECT row_counts->'bad_rows' FROM outbox.batch") == 60
+
+
+def test_bad_rows_stay_out_of_an_upsert_that_passes_over_rows(
+    spark: SparkSession, named: dict[str, Any], connection: psycopg.Connection
+) -> None:
+    frame = _with_bad_rows(spark, connection)
+    with OutboxBatch(spark, **named) as batch:
+        batch.rows(invoices(spark, 50), table="billing.invoice")
+
+    with OutboxBatch(spark, **{**named, "version": 8}) as batch:
+        upsert: dict[str, Any] = {"upsert_keys": ["invoice_id"], "if_absent": True}
+        batch.rows(frame, **IN_PYTHON, **upsert, events=Events(**_made()))
+
+    assert str(batch.result) == "batch 'nightly' version 8 written: 30 rows, 30 events, 30 unchanged, 40 bad rows"
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (
+            lambda batch, frame: batch.rows(frame, table="billing.invoice", bad_rows="quarantine"),
+            "bad_rows=quarantine and bad_rows_table belong together: give both or neither",
+        ),
+        (
+            lambda batch, frame: batch.rows(frame, **{**IN_PYTHON, "bad_rows_table": "billing.none"}),
+            "table billing.none of bad_rows_table of rows() does not exist in database",
+        ),
+        (
+            lambda batch, frame: batch.rows(frame, **IN_PYTHON, max_bad_rows=0),
+            "max_bad_rows takes a whole number from 1 to 10000, not 0",
+        ),
+        (
+            lambda batch, frame: batch.rows(frame, **IN_PYTHON, events=Events(function=dict)),
+            "with bad_rows='quarantine' one call of rows() tells which rows of a DataFrame are good",
+        ),
+        (
+            lambda batch, frame: [batch.rows(frame, **IN_PYTHON), batch.events(frame, function=dict)],
+            "with bad_rows='quarantine' one call of rows()",
+        ),
+        (
+            lambda batch, frame: [batch.events(frame, **_made()), batch.rows(frame, **IN_PYTHON)],
+            "with bad_rows='quarantine' one call of rows()",
+        ),
+        (
+            lambda batch, frame: [batch.rows(frame, **IN_PYTHON), *(batch.events(frame, **_made()) for _ in range(2))],
+            "with bad_rows='quarantine' one call of rows()",
+        ),
+        (
+            lambda batch, frame: [batch.rows(frame, **IN_PYTHON), batch.rows(frame, table="billing.invoice")],
+            "with bad_rows='quarantine' one call of rows()",
+        ),
+    ],
+)
+def test_what_cannot_be_quarantined_is_refused_when_it_is_named(
+    spark: SparkSession, named: dict[str, Any], add: Any, message: str
+) -> None:
+    with pytest.raises(outbox_spark.OptionError if "does not exist" not in message else outbox_spark.TableError) as no:
+        _add(OutboxBatch(spark, **named), invoices(spark), add)
+
+    assert message in str(no.value)
+
+
+def _made() -> dict[str, Any]:
+    """Return what the event of an invoice is made of."""
+    columns = {"aggregate_id": f.col("customer_id"), "payload": f.struct("invoice_id")}
+    return {"aggregate_type": "customer", "event_type": "InvoiceIssued", **columns}
+
+
+def _add(batch: OutboxBatch, frame: DataFrame, add: Any) -> None:
+    with batch:
+        add(batch, frame)
+
+
+def _with_bad_rows(spark: SparkSession, connection: psycopg.Connection) -> DataFrame:
+    """Return 100 invoices of which a task finds 20 that are bad, and PostgreSQL 20 others."""
+    connection.execute("ALTER TABLE billing.invoice ADD tags json")
+    return invoices(spark).withColumns(
+        {
+            "customer_id": f.when(f.col("quantity") == 3, None).otherwise(f.col("customer_id")),
+            "tags": f.when(f.col("quantity") == 4, "{oops").otherwise("[]"),
+        }
+    )
 
 
 def _noting_attempts(frame: DataFrame, folder: Path) -> DataFrame:
