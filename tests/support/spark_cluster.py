@@ -5,6 +5,7 @@ with SparkCluster() as cluster:
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from zipfile import ZipFile
 import pyspark
 
 from tests.support.java import java_home
-from tests.support.process import Process, free_port, is_listening
+from tests.support.process import Process, free_port, is_listening, wait_for
 from tests.support.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,13 @@ class SparkCluster(Server):
             options = ["--cores", "2", "--memory", "2g", "--work-dir", str(work), self.master_url]
             self._workers.append(self._daemon("worker.Worker", *options, host=host))
 
+    def decommission(self, host: str) -> None:
+        """Decommission the worker of this host; return once the master has noted it, and sends it no executor more."""
+        noted = re.compile(rf"Decommissioning worker \S+ on {re.escape(host)}:")
+        log = self._folder / f"master.Master-{HOSTS[0]}.log"
+        self._workers[HOSTS.index(host)].tell(signal.SIGPWR)
+        wait_for(lambda: noted.search(log.read_text(errors="replace")) is not None, f"{host} is decommissioned", 60)
+
     def stop(self, how: signal.Signals | None = None) -> None:
         for worker in self._workers:
             worker.stop(how or self.IN_ORDER)
@@ -67,7 +75,11 @@ class SparkCluster(Server):
         return Process(
             [*launch, "--host", host, "--webui-port", "0", *arguments],
             log=self._folder / f"{name}-{host}.log",
-            environment=environment(self._python, self._folder),
+            # A worker takes SIGPWR as the order to leave, and hands it on to its executors.
+            environment={
+                **environment(self._python, self._folder),
+                "SPARK_WORKER_OPTS": "-Dspark.decommission.enabled=true",
+            },
             folder=self._folder,
             name=name,
         )

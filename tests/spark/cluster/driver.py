@@ -1,5 +1,6 @@
 """A Spark driver as a separate process, which does what a test tells it: tests/spark/cluster/program.py."""
 
+import json
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +24,12 @@ SETTINGS = {
     "spark.cores.max": "2",  # one on each worker: there is room for a second driver
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10",  # so that a partition of 25 rows has several batches
 }
+# As lines of JSON, in one file: what Spark itself notes of executors, stages and attempts.
+EVENT_LOG = {
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
+}
 
 
 class DriverError(Exception):
@@ -34,9 +41,10 @@ class Driver:
 
     def __init__(self, folder: Path, master: str, **settings: str) -> None:
         self.folder = folder
-        folder.mkdir()
+        self._events = folder / "events"
+        self._events.mkdir(parents=True)
         self._master = master
-        self._settings = {**SETTINGS, **settings}
+        self._settings = {**SETTINGS, **EVENT_LOG, "spark.eventLog.dir": self._events.as_uri(), **settings}
         self._is_asked = False
 
     def __enter__(self) -> Self:
@@ -95,13 +103,36 @@ class Driver:
         self.tell(name, **arguments)
         return self.answer()
 
-    def save(self, options: Mapping[str, str], fault: Mapping[str, Any] | None = None, partitions: int = 4) -> None:
-        """Start to write 100 invoices."""
-        self.tell("save", rows=_invoices(partitions), options=dict(options), fault=fault and dict(fault))
+    def save(
+        self,
+        options: Mapping[str, str],
+        fault: Mapping[str, Any] | None = None,
+        partitions: int = 4,
+        *,
+        is_shuffled: bool = False,
+    ) -> None:
+        """Start to write 100 invoices.
+
+        Args:
+            is_shuffled: the partitions come of a shuffle, of which an executor has a part.
+        """
+        hint = f"/*+ REPARTITION({partitions}, invoice_id) */" if is_shuffled else ""
+        rows = f"SELECT {hint} * FROM ({_invoices(partitions)})"
+        self.tell("save", rows=rows, options=dict(options), fault=fault and dict(fault))
 
     def save_several(self, options: Mapping[str, str], fault: Mapping[str, Any] | None = None) -> None:
         """Start to write the same invoices as `save`, by OutboxBatch."""
         self.tell("several", rows=_invoices(4), options=dict(options), fault=fault and dict(fault))
+
+    def happened(self, *names: str) -> list[dict[str, Any]]:
+        """Return what Spark has noted of these events so far, such as ExecutorAdded; tasks appear with their stage."""
+        (log,) = self._events.iterdir()
+        whole_lines = log.read_text().rpartition("\n")[0].splitlines()
+        events = [json.loads(line) for line in whole_lines]
+        return [event for event in events if event["Event"] in {f"SparkListener{name}" for name in names}]
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
 
     def kill(self) -> None:
         """Kill the driver, its JVM and their children with SIGKILL; the cluster's executors live on."""

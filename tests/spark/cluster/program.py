@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -22,6 +23,8 @@ from pyspark.sql.types import StructType
 spark = SparkSession.builder.getOrCreate()  # before the import: the session puts the zip on the path
 
 import outbox_spark  # noqa: E402
+from outbox_spark.load import load_all  # noqa: E402
+from outbox_spark.plan import Save, Staged  # noqa: E402
 from outbox_spark.source import Attempt, OutboxWriter  # noqa: E402
 
 
@@ -44,7 +47,7 @@ class StageFault:
             return
         if self.fails:
             raise RuntimeError(f"asked to fail {stage}")
-        note = Path(self.folder, "unfinished")
+        note = Path(self.folder, f"unfinished-{os.getpid()}")  # two attempts may be here at once
         note.write_text(str(_parent(os.getppid())))  # of Python's daemon: the executor
         note.rename(Path(self.folder, stage))
         while not Path(self.folder, "go").exists():
@@ -93,15 +96,18 @@ def save(rows: str, options: dict[str, str], fault: dict[str, Any] | None = None
 def several(rows: str, options: dict[str, str], fault: dict[str, Any] | None = None) -> None:
     """Write the same invoices as `save`, by OutboxBatch."""
     frame = spark.sql(rows)
-    if fault is not None:
-        held = StageFault(**fault)
+    held = StageFault(**fault or {"stage": "", "folder": ""})
 
-        def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            held.reach("before loading")
-            yield from batches
+    def load_held(saves: Sequence[Save], batches: Iterable[pa.RecordBatch], **attempt: int) -> list[Staged]:
+        held.reach("before loading")
+        staged = load_all(saves, batches, **attempt)
+        held.reach("loaded")
+        return staged
 
-        frame = frame.mapInArrow(hold, frame.schema)
-    with outbox_spark.OutboxBatch(spark, url=options["url"], app_id="nightly", version=7) as batch:
+    with (
+        patch("outbox_spark.batch.load_all", load_held),
+        outbox_spark.OutboxBatch(spark, url=options["url"], app_id="nightly", version=7) as batch,
+    ):
         batch.rows(frame, table="billing.invoice")
         made = {"aggregate_type": "customer", "event_type": "InvoiceIssued"}
         batch.events(frame, function=_event, **made)

@@ -1,7 +1,7 @@
 """Spark runs twins of slow tasks: of two attempts at a partition one counts, and a silent one holds nobody up."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import psycopg
@@ -10,7 +10,7 @@ import pytest
 from tests.spark.cluster.conftest import MakeStage
 from tests.spark.cluster.driver import Driver
 from tests.spark.cluster.outcome import BATCH, WAYS, WriteWay, assert_written_once, is_left_alone
-from tests.spark.frames import LOADING, WAITING_FOR_LOCK, counts, one
+from tests.spark.frames import LOADING, WAITING_FOR_LOCK, counts, one, staging_tables
 from tests.support.eventually import eventually
 from tests.support.process import wait_for
 from tests.support.proxy import FaultProxy, Way
@@ -55,6 +55,30 @@ def test_of_a_slow_task_and_its_twin_one_counts(
     assert_written_once(connection, way)
 
 
+@pytest.mark.parametrize(("door", "tables"), [(Driver.save, 1), (Driver.save_several, 2)], ids=["save", "OutboxBatch"])
+def test_of_two_attempts_that_have_staged_all_rows_one_counts(
+    driver: Driver,
+    options: Options,
+    connection: psycopg.Connection,
+    at_stage: MakeStage,
+    door: Callable[..., None],
+    tables: int,
+) -> None:
+    """A slow task and its speculative twin have both staged every row; one counts, and each row is written once."""
+    connection.execute("ALTER TABLE billing.invoice DROP CONSTRAINT invoice_pkey")  # which would refuse the other's
+    both = at_stage("loaded", partition=3, attempts=2)
+    before = len(_twins(driver))
+
+    door(driver, {**options, **BATCH.options}, both.fault)
+    wait_for(lambda: _staged(connection) == [25] * 5 * tables, "both attempts have staged their rows", 120)
+    both.go_on()
+    driver.answer()
+
+    wait_for(lambda: len(_twins(driver)) == before + 1, "Spark has noted the twin", 30)
+    assert _twins(driver)[-1] == (3, 1)
+    assert_written_once(connection, BATCH)
+
+
 async def test_a_task_whose_network_goes_silent_is_left_to_its_twin(
     driver: Driver, options: Options, connection: psycopg.Connection, at_stage: MakeStage
 ) -> None:
@@ -78,3 +102,15 @@ async def test_a_task_whose_network_goes_silent_is_left_to_its_twin(
     driver.save({**options, **BATCH.options})
     driver.answer()
     assert_written_once(connection, BATCH)
+
+
+def _twins(driver: Driver) -> list[tuple[int, int]]:
+    """Return partition and number of the attempts that Spark calls speculative."""
+    begun = [event["Task Info"] for event in driver.happened("TaskStart")]
+    return [(task["Partition ID"], task["Attempt"]) for task in begun if task["Speculative"]]
+
+
+def _staged(connection: psycopg.Connection) -> list[int]:
+    """Return the numbers of rows in staging tables that are committed, but for the empty patterns."""
+    rows = [one(connection, f"SELECT count(*) FROM outbox.{table}") for table in staging_tables(connection)]
+    return [number for number in rows if number]
