@@ -92,7 +92,7 @@ def test_a_write_shows_the_name_that_its_user_gave_it(
     assert (job["status"], job["numCompletedTasks"]) == ("SUCCEEDED", 4)
     assert stage["stageId"] in job["stageIds"]
     assert query["successJobIds"] == [job["jobId"]]
-    assert query["nodes"][-1]["nodeName"] in {"AppendData outbox", "AppendData"}  # Spark 4.0 says the latter
+    assert query["nodes"][-1]["nodeName"] in {"AppendData outbox", "AppendData"}  # before 4.2 the latter
 
 
 def test_the_jobs_of_a_batch_say_what_they_stage_unless_the_user_has_named_them(

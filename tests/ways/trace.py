@@ -121,7 +121,7 @@ def files_of(code: CodeType, lines: Lines) -> set[str]:
     if code.co_filename.endswith(".py"):
         for path in names_used(code, lines.ran):
             origin = origin_of_global(path, code, lines.names) or origin_of_attribute(path, lines.owner)
-            if origin is not None:
+            if own and origin and origin.split("/")[0] == own.split("/")[0]:  # some statements of Spark begin alike
                 found.add(origin)
     return found
 

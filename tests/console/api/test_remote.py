@@ -49,6 +49,10 @@ class Ends:
         given = {"RELAY_TOKEN": self.token, **variables}
         return await asyncio.to_thread(lambda: command.process("--server", self.address, *arguments, **given))
 
+    async def shown_here(self, *arguments: str) -> Result:
+        """Run a command that takes no signals in this process, in a tenth of the time."""
+        return await asyncio.to_thread(self.relay, *arguments)
+
 
 @pytest.fixture
 async def ends(settings: Settings, tmp_path: Path, database_url: str, broker_url: str) -> AsyncIterator[Ends]:
@@ -59,7 +63,7 @@ async def ends(settings: Settings, tmp_path: Path, database_url: str, broker_url
         yield Ends(relay, address, token)
 
 
-@pytest.mark.timeout(400)  # it starts the command 46 times
+@pytest.mark.timeout(400)  # it starts the command 26 times
 async def test_what_it_shows_is_the_same(ends: Ends, rows: Rows) -> None:
     head = rows.parked(payload=None, payload_bytes=b"\x00\xff", aggregate_type="order")
     rows.parked(behind=head)
@@ -95,7 +99,7 @@ async def test_what_it_shows_is_the_same(ends: Ends, rows: Rows) -> None:
     )
 
     for command in commands:
-        assert await ends.there(*command) == await ends.here(*command), command
+        assert await ends.there(*command) == await ends.shown_here(*command), command
 
 
 async def test_what_it_changes_is_the_same_and_the_audit_has_the_tokens_name(ends: Ends, rows: Rows) -> None:
