@@ -60,12 +60,10 @@ PARKED = SQL("""
             WHERE held_behind IS NOT NULL
                 AND NOT EXISTS (SELECT FROM {schema}.parked_failure AS before WHERE before.id = row.held_behind)
         ) AS head
-        WHERE %(id)s::text IS NULL OR failure = %(id)s
         GROUP BY failure
     ), held AS (
         SELECT head.failure, count(DISTINCT head.id) AS keys, count(*) AS rows
         FROM {schema}.parked_failure AS row JOIN {schema}.parked_failure AS head ON head.id = row.held_behind
-        WHERE %(id)s::text IS NULL OR head.failure = %(id)s
         GROUP BY head.failure
     )
     SELECT failure.id, failure.source, failure.cause, failure.event_type, failure.place, heads.count, heads.first_at,
@@ -99,7 +97,7 @@ RETRIED = SQL("SELECT id, retried FROM {schema}.failure WHERE id = ANY (%(ids)s)
 
 def list_parked_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
     """Return the groups of parked rows, the largest first, without rows that only wait behind another one."""
-    return _read(connection, schema, PARKED, id_=None)
+    return _read(connection, schema, PARKED)
 
 
 def list_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
@@ -159,7 +157,7 @@ def route_group(reason: str, exchange: str) -> str:
 
 def list_held_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
     """Return the groups of messages that consumers hold, by consumer, the largest first; `schema` is the inbox's."""
-    return _read(connection, schema, HELD, id_=None)
+    return _read(connection, schema, HELD)
 
 
 def group_letters(letters: Iterable[Letter], queue: str) -> list[Group]:
@@ -207,11 +205,6 @@ def read_group(groups: Sequence[Group], id_: str) -> Group:
     raise NotFoundError(f"there is no failure group {id_} now: see `relay failures list`")
 
 
-def read_parked_group(connection: psycopg.Connection, schema: str, id_: str) -> Group | None:
-    """Return the group of parked rows of this id, by an index; None when no row of it is parked."""
-    return next(iter(_read(connection, schema, PARKED, id_=id_)), None)
-
-
-def _read(connection: psycopg.Connection, schema: str, statement: SQL, *, id_: str | None) -> list[Group]:
+def _read(connection: psycopg.Connection, schema: str, statement: SQL) -> list[Group]:
     with connection.cursor(row_factory=class_row(Group)) as cursor:
-        return cursor.execute(statement.format(schema=Identifier(schema)), {"id": id_}).fetchall()
+        return cursor.execute(statement.format(schema=Identifier(schema))).fetchall()

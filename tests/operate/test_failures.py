@@ -14,7 +14,6 @@ from relay.operate.failures import (
     list_held_groups,
     list_parked_groups,
     read_group,
-    read_parked_group,
     routes_of_group,
 )
 from relay.operate.parked.change import READ_HEADS, change_rows
@@ -73,8 +72,6 @@ def test_a_group_tells_its_times_and_what_is_held_behind_it(rows: Rows, connecti
     assert group.last_at is not None
     assert (group.last_at - group.first_at).days == 1
     assert rows.states()[second] == ("parked", None)
-    assert read_parked_group(connection, "outbox", group.id) == group
-    assert read_parked_group(connection, "outbox", "none") is None
 
 
 def test_a_row_whose_head_has_gone_is_a_failure_itself(rows: Rows, connection: psycopg.Connection) -> None:
@@ -179,7 +176,7 @@ def test_many_rows_are_grouped_without_reading_one_and_chosen_by_an_index(
     rows.connection.execute("ANALYZE outbox.message_parked, outbox.parked_failure")
     groups: list[Group] = list_parked_groups(connection, "outbox")
 
-    grouped = explain(connection, PARKED.format(schema=psycopg.sql.Identifier("outbox")), {"id": None})
+    grouped = explain(connection, PARKED.format(schema=psycopg.sql.Identifier("outbox")))
     values = {
         **dict.fromkeys(Selection.__dataclass_fields__),
         "group": groups[1].id,

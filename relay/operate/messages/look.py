@@ -22,7 +22,6 @@ SCANNED = 5_000  # rows that wait, read for one page; of 16 lanes each, where th
 BLOCKS = 2_000  # of sent rows, read for one page: 16 MiB
 STEP = 64  # blocks at once
 AROUND = 8  # blocks: marks that ran at the same time are not quite in order
-DAYS_BACK = 400
 
 
 class State(StrEnum):
