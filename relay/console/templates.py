@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse
 
 from relay import __version__
 from relay.config.settings import Authentication
-from relay.console.access.cookie import browser_of, form_token, new_browser, set_cookie
+from relay.console.access.cookie import browser_of, new_browser, set_cookie
 from relay.console.formats import commands, duration, job_mood, moment, number, short
 from relay.operate.status import lane_ranges
 
@@ -59,23 +59,20 @@ def fragment(name: str, **values: Any) -> str:
 def page(request: Request, name: str, *, code: int = 200, **values: Any) -> HTMLResponse:
     """Return the page that a template makes of these values.
 
-    The template also has the user, the menu, and the token that each form sends along.
+    The template also has the user and the menu. A browser without our cookie gets one, which its forms need.
     """
-    browser = browser_of(request)
-    known = browser or new_browser()
     text = _environment.get_template(name).render(
         identity=getattr(request.state, "identity", None),
         has_logout=request.app.state.settings.console.authentication in WITH_LOGIN,
         menu=MENU,
         path=request.url.path,
         read_only=request.app.state.settings.console.read_only,
-        token=form_token(known),
         version=__version__,
         **values,
     )
     response = HTMLResponse(text, code)
-    if browser is None:
-        set_cookie(response, known)
+    if browser_of(request) is None:
+        set_cookie(response, new_browser())
     return response
 
 

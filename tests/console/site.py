@@ -1,7 +1,6 @@
 """A console in this process, and browsers of it."""
 
 import asyncio
-import re
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -23,7 +22,6 @@ from relay.jobs.job import operator
 
 ORIGIN = "https://relay.test"
 PASSWORD = "correct horse battery"  # of every user here
-TOKEN = re.compile(r'name="token" value="([0-9a-f]{64})"')
 
 
 @asynccontextmanager
@@ -78,13 +76,6 @@ def users(folder: Path) -> dict[str, Any]:
     return {"authentication": Authentication.PASSWORD, "users": str(file.path)}
 
 
-def token_of(page: httpx.Response) -> str:
-    """Return the token of the page's form."""
-    found = TOKEN.search(page.text)
-    assert found is not None, page.text
-    return found[1]
-
-
 async def post(
     client: httpx.AsyncClient,
     path: str,
@@ -98,8 +89,8 @@ async def post(
 
 async def log_in(client: httpx.AsyncClient, name: str, password: str = PASSWORD, *, to: str = "/") -> httpx.Response:
     """Log in with a name and a password."""
-    token = token_of(await client.get("/login", params={"next": to}))
-    return await post(client, "/login", {"token": token, "name": name, "password": password, "next": to})
+    await client.get("/login", params={"next": to})  # which gives the cookie
+    return await post(client, "/login", {"name": name, "password": password, "next": to})
 
 
 @asynccontextmanager
@@ -124,6 +115,6 @@ async def session_cookie(address: str, name: str) -> str:
     async with httpx.AsyncClient(base_url=address, timeout=60) as client:
         page = await client.get("/login")
         cookie = page.headers["Set-Cookie"].partition(";")[0]
-        form = {"token": token_of(page), "name": name, "password": PASSWORD}
+        form = {"name": name, "password": PASSWORD}
         done = await client.post("/login", data=form, headers={"Origin": address, "Cookie": cookie})
     return str(done.headers["Set-Cookie"].partition(";")[0])

@@ -8,7 +8,7 @@ from relay.config.settings import Settings
 from relay.console.access.identity import Role
 from tests.console.groups import group_page
 from tests.console.rows import parked
-from tests.console.site import browser, log_in, post, running, token_of, users
+from tests.console.site import browser, log_in, post, running, users
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 
@@ -19,7 +19,7 @@ async def test_a_group_is_retried_in_stages(settings: Settings, tmp_path: Path, 
         await log_in(client, Role.OPERATOR)
         path, page = await group_page(client)
 
-        form = {"token": token_of(page), "kind": "retry", "why": "mended", "staged": "true"}
+        form = {"kind": "retry", "why": "mended", "staged": "true"}
         ordered = await post(client, f"{path}/jobs", form)
         job = await client.get(ordered.headers["Location"])
 
@@ -27,9 +27,7 @@ async def test_a_group_is_retried_in_stages(settings: Settings, tmp_path: Path, 
         assert all(f"/messages/{row}" in page.text for row in rows)
         assert "1, 10, 100; pauses above 5 %" in job.text
         assert "mended" in job.text
-        cancelled = await post(
-            client, f"{ordered.headers['Location']}/cancel", {"token": token_of(job), "why": "enough"}
-        )
+        cancelled = await post(client, f"{ordered.headers['Location']}/cancel", {"why": "enough"})
         assert "by operator: enough" in (await client.get(cancelled.headers["Location"])).text
         assert "cancelled" in (await client.get("/jobs")).text
 
@@ -41,8 +39,8 @@ async def test_a_part_of_a_group_is_retried(settings: Settings, tmp_path: Path, 
         first, second, _ = (rows.parked(key, aggregate_type="order") for key in ("7", "7", "8"))
         async with running(settings, **users(tmp_path)) as app, browser(app) as client:
             await log_in(client, Role.OPERATOR)
-            path, page = await group_page(client)
-            form = {"token": token_of(page), "kind": "retry", "part": "true"}
+            path, _ = await group_page(client)
+            form = {"kind": "retry", "part": "true"}
             nothing = await post(client, f"{path}/jobs", form)
             all_and_some = await post(client, f"{path}/jobs", {**form, "part": "false", "id": str(first)})
             no_id = await post(client, f"{path}/jobs", {**form, "id": "seven"})
@@ -63,13 +61,11 @@ async def test_a_group_is_archived_by_an_operator_and_discarded_by_an_owner(
     async with running(settings, **users(tmp_path)) as app, browser(app) as client:
         await log_in(client, Role.OPERATOR)
         path, page = await group_page(client)
-        token = token_of(page)
-        no_reason = await post(client, f"{path}/jobs", {"token": token, "kind": "archive", "why": " "})
-        refused = await post(client, f"{path}/jobs", {"token": token, "kind": "discard", "why": "test"})
+        no_reason = await post(client, f"{path}/jobs", {"kind": "archive", "why": " "})
+        refused = await post(client, f"{path}/jobs", {"kind": "discard", "why": "test"})
         await log_in(client, Role.OWNER)
-        token = token_of(await client.get(path))
-        nonsense = await post(client, f"{path}/jobs", {"token": token, "kind": "replay", "why": "test"})
-        await post(client, f"{path}/jobs", {"token": token, "kind": "discard", "why": "test"})
+        nonsense = await post(client, f"{path}/jobs", {"kind": "replay", "why": "test"})
+        await post(client, f"{path}/jobs", {"kind": "discard", "why": "test"})
 
         with Rows(database_url).connection as connection:
             await eventually(
@@ -92,10 +88,10 @@ async def test_a_route_is_tried_by_a_button(settings: Settings, tmp_path: Path, 
             await log_in(client, Role.OPERATOR)
             path, page = await group_page(client)
 
-            tried = await post(client, f"{path}/probe", {"token": token_of(page)})
+            tried = await post(client, f"{path}/probe", {})
             rows.connection.execute("DELETE FROM outbox.message")
             rows.connection.execute("DELETE FROM outbox.quarantine")
-            works_already = await post(client, f"{path}/probe", {"token": token_of(page)})
+            works_already = await post(client, f"{path}/probe", {})
 
     assert (tried.status_code, works_already.status_code) == (303, 303)
     assert "Try now" in page.text

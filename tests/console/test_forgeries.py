@@ -19,9 +19,9 @@ import pytest
 from fastapi import FastAPI
 
 from relay.config.settings import Settings
-from relay.console.access.cookie import NAME, form_token, new_browser
+from relay.console.access.cookie import NAME, new_browser
 from relay.console.access.identity import Role
-from relay.console.access.writes import ALWAYS, HEADER
+from relay.console.access.writes import ALWAYS
 from tests.console.filled import fill
 from tests.console.routes import PARAMETER, routes, writes
 from tests.console.site import ORIGIN, browser, log_in, running, users
@@ -43,12 +43,11 @@ NAMED = {"X-Forwarded-User": "ada", "X-Forwarded-Groups": "sre"}
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a browser has that may change everything, and what another browser has."""
+    """What a browser has that may change everything."""
 
     client: httpx.AsyncClient
     cookie: str
     named: dict[str, str]  # headers of a proxy
-    other: str  # cookie of another session
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,11 @@ class Forgery:
     Attributes:
         headers: in place of those of a browser on a page of ours.
         cookie: whose cookie is sent.
-        token: which token is sent, in the form and in the header.
         kind: Content-Type of the body; None is what the route takes.
     """
 
     headers: dict[str, Any] = field(default_factory=dict)
     cookie: Callable[[Session], str] = lambda session: session.cookie
-    token: Callable[[Session], str] = lambda session: form_token(session.cookie)
     kind: str | None = None
 
 
@@ -87,16 +84,12 @@ FORGERIES = {
         {"Origin": EVIL, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     ),
     "another host": Forgery({"Host": "evil.test"}),
-    "no token but in the address": Forgery(token=lambda _: ""),
-    "the token of another session": Forgery(token=lambda session: form_token(session.other)),
-    "the cookie of another session": Forgery(cookie=lambda session: session.other),
     "no cookie": Forgery(cookie=lambda _: ""),
-    "a cookie of no session": Forgery(cookie=lambda _: new_browser(), token=lambda _: form_token(new_browser())),
-    "two cookies": Forgery(cookie=lambda session: f"{session.cookie}; {NAME}={session.other}"),
+    "a cookie of another site's making": Forgery({"Origin": EVIL}, cookie=lambda _: new_browser()),
+    "a cookie that is none of ours": Forgery(cookie=lambda _: "x"),
     "a form in parts": Forgery(kind="multipart/form-data; boundary=x"),
-    "plain text": Forgery({HEADER: LEFT_OUT}, kind=TEXT_TYPE),
     "plain text and another origin": Forgery({"Origin": EVIL}, kind=TEXT_TYPE),
-    "no content type": Forgery({HEADER: LEFT_OUT, "Origin": LEFT_OUT}, kind=""),
+    "no content type": Forgery({"Origin": LEFT_OUT}, kind=""),
     "a method that is said to be another": Forgery({"Origin": LEFT_OUT, "X-HTTP-Method-Override": "GET"}),
     "a token of no program": Forgery({"Origin": EVIL, "Authorization": "Bearer x"}),
     "an empty token of a program": Forgery({"Origin": EVIL, "Authorization": "Bearer"}),
@@ -107,27 +100,25 @@ FORGERIES = {
 
 def request_of(session: Session, method: str, path: str, forgery: Forgery, query: str) -> httpx.Request:
     """Return the request of a route with what is forged."""
-    token = forgery.token(session)
     is_page = not path.startswith("/api/")
     kind = (FORM_TYPE if is_page else JSON_TYPE) if forgery.kind is None else forgery.kind
     headers: dict[str, Any] = {"Origin": ORIGIN, "Sec-Fetch-Site": "same-origin", **session.named}
     if kind:
         headers["Content-Type"] = kind
-    if not is_page:  # a page's form has the token in its body
-        headers |= {HEADER: token, "Idempotency-Key": "forged"}
+    if not is_page:
+        headers["Idempotency-Key"] = "forged"
     if cookie := forgery.cookie(session):
         headers["Cookie"] = f"{NAME}={cookie}"
     headers |= forgery.headers
     sent = {name: value for name, value in headers.items() if value is not LEFT_OUT}
-    address = f"{path}?token={form_token(session.cookie)}{query}"  # which counts nowhere
-    return session.client.build_request(method, address, headers=sent, content=body_of(kind, is_page, token))
+    return session.client.build_request(method, path + query, headers=sent, content=body_of(kind, is_page))
 
 
-def body_of(kind: str, is_page: bool, token: str) -> str:
+def body_of(kind: str, is_page: bool) -> str:
     if kind.startswith("multipart/"):
         head = '--x\r\nContent-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
-        return "".join(head.format(*each) for each in {**WORDS, "token": token}.items()) + "--x--"
-    return urlencode({**WORDS, "token": token}) if is_page else json.dumps({"all": True, "why": "test"})
+        return "".join(head.format(*each) for each in WORDS.items()) + "--x--"
+    return urlencode(WORDS) if is_page else json.dumps({"all": True, "why": "test"})
 
 
 @asynccontextmanager
@@ -138,14 +129,12 @@ async def console(settings: Settings, folder: Path, kind: str) -> AsyncIterator[
     async with (
         running(settings, **section, tokens="") as app,
         browser(app, address="10.0.0.1" if kind == "proxy" else "127.0.0.1") as client,
-        browser(app, address="10.0.0.1" if kind == "proxy" else "127.0.0.1") as other,
     ):
-        for each in (client, other):
-            if kind == "password":
-                await log_in(each, Role.OWNER)
-            else:
-                await each.get("/", headers=named)
-        session = Session(client, client.cookies[NAME], named, other.cookies[NAME])
+        if kind == "password":
+            await log_in(client, Role.OWNER)
+        else:
+            await client.get("/", headers=named)
+        session = Session(client, client.cookies[NAME], named)
         client.cookies.clear()  # each request says which it sends
         yield app, session
 
@@ -201,7 +190,7 @@ async def test_a_method_is_what_the_request_line_says(
     async with console(settings, tmp_path, "password") as (app, session):
         before = await state_of(database_url, queue)
         answers = {
-            (method, path): (await sent(session, method, path, said, query="&_method=POST")).status_code
+            (method, path): (await sent(session, method, path, said, query="?_method=POST")).status_code
             for _, path, _ in writes(app)
             for method in ("GET", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE")
         }

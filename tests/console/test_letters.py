@@ -14,7 +14,7 @@ from relay.console.looks import Look, Looks
 from relay.operate.letters.queue import MOST_RETURNS
 from tests.console.groups import group_page
 from tests.console.rows import waiting
-from tests.console.site import browser, log_in, post, running, token_of, users
+from tests.console.site import browser, log_in, post, running, users
 from tests.consume.conftest import queue
 from tests.dead_letters.changes import Audit
 from tests.dead_letters.conftest import audit, letters
@@ -31,8 +31,7 @@ HOSTILE = "<script>alert('x')</script> \" onload=alert(1) {{ 7 * 7 }}"
 
 async def looked(app: FastAPI, client: httpx.AsyncClient, name: str = DEAD) -> tuple[Look, httpx.Response]:
     """Press the button, and return what the look saw, and the page."""
-    page = await client.get("/failures", params={"queue": name})
-    done = await post(client, "/failures/looks", {"token": token_of(page), "queue": name})
+    done = await post(client, "/failures/looks", {"queue": name})
     assert done.status_code == 303, done.text
     found: Looks = app.state.looks
     await eventually(lambda: name not in found.running, "the console has looked")
@@ -63,7 +62,7 @@ async def test_a_group_is_found_and_sent_back(
         look, listed = await looked(app, client)
         (group,) = [each for each in look.groups if "OutOfPaper" in each.cause]
         page = await client.get(f"/failures/{group.id}")
-        form = {"token": token_of(page), "queue": DEAD, "kind": "retry", "why": "paper is here"}
+        form = {"queue": DEAD, "kind": "retry", "why": "paper is here"}
         done = await job_of(client, await post(client, f"/failures/{group.id}/jobs", form))
 
     assert (look.letters, look.read, group.count) == (4, 4, 3)
@@ -89,7 +88,7 @@ async def test_a_group_is_sent_back_in_stages(
         await log_in(client, Role.OPERATOR)
         look, _ = await looked(app, client)
         page = await client.get(f"/failures/{look.groups[0].id}")
-        form = {"token": token_of(page), "queue": DEAD, "kind": "retry", "why": "paper is here", "staged": "true"}
+        form = {"queue": DEAD, "kind": "retry", "why": "paper is here", "staged": "true"}
         async with consuming(letters, audit, fails=lambda _: True) as tried:
             ordered = await post(client, f"/failures/{look.groups[0].id}/jobs", form)
             paused = await job_of(client, ordered, state="paused")
@@ -108,7 +107,7 @@ async def test_a_part_of_a_group_is_sent_back(
         await log_in(client, Role.OPERATOR)
         look, _ = await looked(app, client)
         page = await client.get(f"/failures/{look.groups[0].id}")
-        form = {"token": token_of(page), "queue": DEAD, "kind": "retry", "why": "paper is here", "part": "true"}
+        form = {"queue": DEAD, "kind": "retry", "why": "paper is here", "part": "true"}
         part = {"id": first} if chosen == "ticked" else {"type": "counter", "key": "a"}
         done = await job_of(client, await post(client, f"/failures/{look.groups[0].id}/jobs", {**form, **part}))
 
@@ -138,12 +137,11 @@ async def test_an_owner_throws_a_group_away_and_says_why(settings: Settings, tmp
     await letters.put(1)
     async with running(settings, **users(tmp_path)) as app, browser(app) as client:
         await log_in(client, Role.OPERATOR)
-        look, page = await looked(app, client)
+        look, _ = await looked(app, client)
         path = f"/failures/{look.groups[0].id}/jobs"
-        form = {"token": token_of(page), "queue": DEAD, "kind": "discard", "why": "test data"}
+        form = {"queue": DEAD, "kind": "discard", "why": "test data"}
         refused = await post(client, path, form)
         await log_in(client, Role.OWNER)
-        form["token"] = token_of(await client.get("/failures"))
         without_reason = await post(client, path, {**form, "why": " "})
         archived = await post(client, path, {**form, "kind": "archive"})
         await job_of(client, await post(client, path, form))
@@ -217,10 +215,8 @@ async def test_a_queue_that_is_not_there_is_told(settings: Settings) -> None:
 
 @pytest.mark.parametrize("name", ["", "é", "x" * 201, "<b>"])
 async def test_what_no_queue_is_called_is_refused(client: httpx.AsyncClient, name: str) -> None:
-    token = token_of(await client.get("/failures"))
-
     shown = await client.get("/failures", params={"queue": name})
-    asked = await post(client, "/failures/looks", {"token": token, "queue": name})
+    asked = await post(client, "/failures/looks", {"queue": name})
 
     assert (shown.status_code, asked.status_code) == (422, 422)
 
@@ -245,9 +241,9 @@ async def test_held_messages_are_tried_now_by_a_button(settings: Settings, tmp_p
             await log_in(client, Role.VIEWER)
             path, shown = await group_page(client)
             await log_in(client, Role.OPERATOR)
-            path, page = await group_page(client)
-            without_reason = await post(client, f"{path}/held", {"token": token_of(page), "why": " "})
-            tried = await post(client, f"{path}/held", {"token": token_of(page), "why": "it is open again"})
+            path, _ = await group_page(client)
+            without_reason = await post(client, f"{path}/held", {"why": " "})
+            tried = await post(client, f"{path}/held", {"why": "it is open again"})
 
         due = connection.execute("SELECT count(*) FROM outbox.held_message WHERE due_at <= now()").fetchone()
         audit = connection.execute("SELECT command, target, done_by, why FROM outbox.operator_audit").fetchall()

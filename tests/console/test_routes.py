@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from relay.config.settings import Settings
 from relay.config.topology import TopologySettings
 from relay.console.access.identity import Role
-from tests.console.site import browser, log_in, post, running, token_of, users
+from tests.console.site import browser, log_in, post, running, users
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 from tests.support.proxied import proxied
@@ -99,17 +99,16 @@ async def test_a_route_is_paused_resumed_and_probed_by_forms(settings: Settings,
     async with running(settings, **users(tmp_path)) as app, browser(app) as client:
         await log_in(client, Role.OPERATOR)
         before = await client.get("/routes")
-        form = {"token": token_of(before)}
-        probed = await post(client, "/routes/1/probe", form)
-        works_already = await post(client, "/routes/99/probe", form)
-        pause = {**form, "exchange": "", "routing_key": "<b>later", "why": "<i>repair"}
+        probed = await post(client, "/routes/1/probe", {})
+        works_already = await post(client, "/routes/99/probe", {})
+        pause = {"exchange": "", "routing_key": "<b>later", "why": "<i>repair"}
         paused = await post(client, "/routes/pause", pause)
         without = await post(client, "/routes/pause", {**pause, "routing_key": "other", "why": " "})
         seen = await client.get("/routes")
         (route,) = rows.connection.execute(
             "SELECT id FROM outbox.quarantine WHERE paused_by = 'operator'"
         ).fetchone() or (0,)
-        resumed = await post(client, f"/routes/{route}/resume", form)
+        resumed = await post(client, f"/routes/{route}/resume", {})
         audit = rows.connection.execute(
             "SELECT command, done_by, why FROM outbox.operator_audit ORDER BY id"
         ).fetchall()
@@ -127,12 +126,11 @@ async def test_an_owner_discards_the_rows_of_a_route_by_a_form(settings: Setting
     async with running(settings, **users(tmp_path)) as app, browser(app) as client:
         await log_in(client, Role.OPERATOR)
         page = await client.get("/routes")
-        refused = await post(client, "/routes/1/discard", {"token": token_of(page), "why": "test data"})
+        refused = await post(client, "/routes/1/discard", {"why": "test data"})
         await log_in(client, Role.OWNER)
-        form = {"token": token_of(await client.get("/routes"))}
-        without = await post(client, "/routes/1/discard", form)
-        missing = await post(client, "/routes/99/discard", {**form, "why": "test data"})
-        ordered = await post(client, "/routes/1/discard", {**form, "why": "test data"})
+        without = await post(client, "/routes/1/discard", {})
+        missing = await post(client, "/routes/99/discard", {"why": "test data"})
+        ordered = await post(client, "/routes/1/discard", {"why": "test data"})
         await eventually(lambda: rows.states()[row][0] == "discarded", "the row is discarded")
 
     assert "Discard its rows" not in page.text
@@ -145,11 +143,10 @@ async def test_a_lane_is_paused_and_resumed_by_forms(settings: Settings, tmp_pat
     rows.node()
     async with running(settings, **users(tmp_path)) as app, browser(app) as client:
         await log_in(client, Role.OPERATOR)
-        form = {"token": token_of(await client.get("/routes"))}
-        paused = await post(client, "/routes/lanes/pause", {**form, "lane": "7", "why": "too loud"})
-        none = await post(client, "/routes/lanes/pause", {**form, "lane": "16", "why": "too loud"})
+        paused = await post(client, "/routes/lanes/pause", {"lane": "7", "why": "too loud"})
+        none = await post(client, "/routes/lanes/pause", {"lane": "16", "why": "too loud"})
         seen, nodes = await client.get("/routes"), await client.get("/nodes")
-        resumed = await post(client, "/routes/lanes/7/resume", form)
+        resumed = await post(client, "/routes/lanes/7/resume", {})
         after = await client.get("/nodes")
 
     assert [each.status_code for each in (paused, none, resumed)] == [303, 422, 303]

@@ -12,7 +12,7 @@ from relay.config.settings import DatabaseSettings, Settings
 from relay.console.access.identity import Role
 from relay.console.sampler import Sampler
 from tests.console.rows import waiting
-from tests.console.site import Address, browser, log_in, post, running, serving, session_cookie, token_of, users
+from tests.console.site import Address, browser, log_in, post, running, serving, session_cookie, users
 from tests.support.eventually import eventually
 
 BROWSERS = 100
@@ -99,8 +99,7 @@ async def test_a_logout_ends_the_stream(settings: Settings, tmp_path: Path) -> N
         session = await session_cookie(address, Role.VIEWER)
         async with open_page(address, {"Cookie": session}) as lines:
             await events(lines, 1)
-            page = await client.get("/", headers={"Cookie": session})
-            await client.post("/logout", data={"token": token_of(page)}, headers={"Origin": address, "Cookie": session})
+            await client.post("/logout", data={}, headers={"Origin": address, "Cookie": session})
             rest = await asyncio.wait_for(_rest(lines), 30)
 
     assert rest is not None
@@ -154,7 +153,7 @@ async def test_a_database_that_does_not_answer_is_the_verdict(settings: Settings
         await eventually(looked, "the console has looked")
         page = await client.get("/")
         other = await client.get("/messages")
-        await post(client, "/logout", {"token": token_of(page)})
+        await post(client, "/logout", {})
 
     assert page.status_code == 200
     assert "The database does not answer" in page.text

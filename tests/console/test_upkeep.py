@@ -18,7 +18,7 @@ from relay.console.pages import upkeep as pages_upkeep
 from relay.operate.retention import look_at_old_days
 from relay.retention.day import OldDay
 from tests.console.rows import sent
-from tests.console.site import browser, log_in, post, running, token_of, users
+from tests.console.site import browser, log_in, post, running, users
 
 APPLY = """
     INSERT INTO outbox.processed_message (consumer_name, message_id, message_day)
@@ -109,8 +109,8 @@ async def test_old_days_are_dropped_by_an_owner_who_says_why(
     async with running(kept, **users(tmp_path)) as app, browser(app) as client:
         await log_in(client, Role.OWNER)
         page = await client.get("/retention")
-        silent = await post(client, "/retention", {"token": token_of(page), "why": " "})
-        done = await post(client, "/retention", {"token": token_of(page), "why": "disk"})
+        silent = await post(client, "/retention", {"why": " "})
+        done = await post(client, "/retention", {"why": "disk"})
         after = await client.get("/retention")
 
     assert "is kept for 30 days" in page.text
@@ -146,7 +146,7 @@ async def test_an_operator_gives_a_batch_up_with_a_reason(
         viewed = await client.get("/batches")
         await log_in(client, Role.OPERATOR)
         page = await client.get("/batches")
-        form = {"token": token_of(page), "app_id": "invoices", "version": "8"}
+        form = {"app_id": "invoices", "version": "8"}
         silent = await post(client, "/batches/give-up", {**form, "why": " "})
         done = await post(client, "/batches/give-up", {**form, "why": "the input is gone"})
         after = await client.get("/batches")

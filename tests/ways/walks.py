@@ -14,7 +14,7 @@ from relay.config.settings import RelaySettings, Settings
 from relay.consume import Consumer, Inbox
 from relay.engine.node import Node
 from tests.console.groups import group_page
-from tests.console.site import browser, post, running, token_of
+from tests.console.site import browser, post, running
 from tests.consume.effects import EFFECTS, Queue, count
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
@@ -100,8 +100,8 @@ async def walk_retry(tracer: Tracer, settings: Settings) -> list[str]:
         async def passage() -> None:
             with rows.connection.transaction():
                 row = rows.parked()
-            path, page = await group_page(client)
-            ordered = await post(client, f"{path}/jobs", {"token": token_of(page), "kind": "retry", "why": "mended"})
+            path, _ = await group_page(client)
+            ordered = await post(client, f"{path}/jobs", {"kind": "retry", "why": "mended"})
             await eventually(lambda: rows.states()[row][0] == "pending", "the row is retried")
             assert "done" in (await client.get(ordered.headers["Location"])).text
 

@@ -1,11 +1,9 @@
-"""The one cookie of the console: a random text, and the form token that follows from it.
+"""The one cookie of the console: a random text.
 
 It has the prefix `__Host-`, so that no other host and no unencrypted page can set it. SameSite=Strict: a browser does
 not send it with a request that another site caused.
 """
 
-import hashlib
-import hmac
 import re
 import secrets
 
@@ -14,8 +12,6 @@ from starlette.responses import Response
 
 NAME = "__Host-relay"
 VALUE = re.compile(r"[A-Za-z0-9_-]{43}")  # of 32 random bytes
-
-_KEY = secrets.token_bytes(32)  # a page that is older than the process is loaded again
 
 
 def browser_of(request: Request) -> str | None:
@@ -37,13 +33,3 @@ def set_cookie(response: Response, browser: str) -> None:
 def delete_cookie(response: Response) -> None:
     """Let the browser forget its cookie."""
     response.delete_cookie(NAME, path="/", secure=True, httponly=True, samesite="strict")
-
-
-def form_token(browser: str) -> str:
-    """Return what a form must send along with this cookie: no other site can read or guess it."""
-    return hmac.new(_KEY, browser.encode(), hashlib.sha256).hexdigest()
-
-
-def is_form_token(browser: str, token: str) -> bool:
-    """Whether this token belongs to this cookie."""
-    return hmac.compare_digest(form_token(browser), token.encode("ascii", "replace").decode())
