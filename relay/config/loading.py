@@ -19,9 +19,7 @@ from relay.runtime.scrub import redacted
 
 with importing("relay"):
     from pydantic import ValidationError
-    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
-    from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
     from relay.config.keys import Key, all_keys, table_keys
     from relay.config.secret import SecretFile, SecretSource, read_file, read_value
@@ -89,7 +87,7 @@ def load(
     problems = [problem for source in sources for problem in source.problems]
     values, origins = _overlay(sources)
     try:
-        settings = _validate(sources)
+        settings = _validate(values)
     except ValidationError as error:
         # A default that depends on other keys is not made when one of them is refused: that one is told.
         found = (each for each in error.errors(include_url=False) if each["type"] != "default_factory_not_called")
@@ -245,42 +243,15 @@ def _overlay(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]
     return values, origins
 
 
-def _validate(sources: tuple[Source, ...]) -> Settings:
-    class Layered(Settings, BaseSettings):  # type: ignore[misc]  # both say model_config; ours is the narrower
-        """The settings with our sources in place of those of pydantic-settings, which name no origin."""
-
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            *_usual: PydanticBaseSettingsSource,
-            **_named: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return tuple(_Nested(settings_cls, source) for source in sources)
-
-    found = Layered()
-    return Settings(**{name: getattr(found, name) for name in Settings.model_fields})
-
-
-class _Nested(PydanticBaseSettingsSource):
-    """A source as pydantic-settings merges them: nested tables."""
-
-    def __init__(self, settings_cls: type[BaseSettings], source: Source) -> None:
-        super().__init__(settings_cls)
-        self.source = source
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        raise NotImplementedError("the whole source is given at once")
-
-    def __call__(self) -> dict[str, Any]:
-        tables: dict[str, Any] = {}
-        for name, value in self.source.values.items():
-            section, _, key = name.partition(".")
-            if key:
-                tables.setdefault(section, {})[key] = value
-            else:
-                tables[section] = value
-        return tables
+def _validate(values: Mapping[str, Any]) -> Settings:
+    tables: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        if key:
+            tables.setdefault(section, {})[key] = value
+        else:
+            tables[section] = value
+    return Settings.model_validate(tables)
 
 
 def _explain(error: ErrorDetails, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
