@@ -22,6 +22,7 @@ from psycopg.types.json import Jsonb
 
 from relay.errors import BusyError, NotFoundError, UsageError
 from relay.retention.kind import replay_lock
+from relay.servers.postgres.database import one
 
 
 class Kind(StrEnum):
@@ -170,7 +171,7 @@ def make_job(connection: psycopg.Connection, schema: str, order: Order) -> Job:
     column, value = (SQL(", by_console"), SQL(", true")) if order.by_console else (SQL(""), SQL(""))
     names = {"schema": Identifier(schema), "lock": replay_lock(schema)}
     statement = MAKE.format(**names, console_column=column, by_console=value)
-    (job,) = connection.execute(statement, values).fetchone() or (0,)
+    (job,) = one(connection.execute(statement, values).fetchone())
     return read_job(connection, schema, job)
 
 

@@ -10,6 +10,7 @@ from psycopg.sql import SQL, Identifier
 
 from relay.consume.failed.held_table import CLAIM_FOR
 from relay.errors import NotFoundError
+from relay.servers.postgres.database import one
 
 LIST = SQL("""
     SELECT consumer_name AS consumer, key, message_id, event_type, attempts, held_at,
@@ -73,7 +74,7 @@ def retry_held(connection: psycopg.Connection, schema: str, group: str | None, *
         NotFoundError: no message of this group is held.
     """
     values = {"group": group, "all": ALL, "by": by, "why": why, "claim": CLAIM_FOR}
-    failed, changed = connection.execute(RETRY.format(schema=Identifier(schema)), values).fetchone() or (0, 0)
+    failed, changed = one(connection.execute(RETRY.format(schema=Identifier(schema)), values).fetchone())
     if group is not None and not failed:
         raise NotFoundError(f"no message of failure group {group} is held: see `relay failures list --held`")
     return int(changed)

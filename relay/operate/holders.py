@@ -7,6 +7,7 @@ from psycopg.sql import SQL, Identifier
 
 from relay.engine.nodes.vacuum import HELD_LONG, HOLDERS, Holder
 from relay.operate.routes.quarantine import IS_BEHIND
+from relay.servers.postgres.database import one
 
 BRING_STANDBY = "bring it back, or take it out of synchronous_standby_names"
 
@@ -153,7 +154,7 @@ def commits_without_standby(connection: psycopg.Connection) -> WaitingCommits | 
 
     Without pg_read_all_stats, only those of our role.
     """
-    number, seconds, is_relay = connection.execute(COMMITS_WAITING).fetchone() or (0, None, False)
+    number, seconds, is_relay = one(connection.execute(COMMITS_WAITING).fetchone())
     return WaitingCommits(number, seconds, is_relay) if seconds is not None and seconds >= STANDBY_SLOW else None
 
 

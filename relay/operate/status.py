@@ -19,6 +19,7 @@ from relay.operate.health import NODE_STALE_AFTER, OutboxState
 from relay.operate.holders import HeldUp, commits_without_standby, foreign_locks, held_up, long_holders
 from relay.operate.pauses import LaneStatus, list_lanes
 from relay.operate.routes.quarantine import RouteStatus, list_routes
+from relay.servers.postgres.database import one
 
 # Seconds that a row may wait before a relay must be seen working on it. It cannot follow from `relay.stall_after`: that
 # is each relay's own, counts from its last mark and stands in no table. Here all that is known is how long a row has
@@ -235,9 +236,7 @@ def list_nodes(connection: psycopg.Connection, schema: str) -> list[Node]:
 
 
 def _numbers(connection: psycopg.Connection, query: psycopg.sql.Composed) -> tuple[int, ...]:
-    row = connection.execute(query).fetchone()
-    assert row is not None, "an aggregate gives one row"  # noqa: S101
-    return row
+    return one(connection.execute(query).fetchone())
 
 
 def _progresses(connection: psycopg.Connection, schema: str, before: Sequence[Node], timeout: float) -> bool:

@@ -17,7 +17,7 @@ from relay.operate.batches import IS_UNFINISHED, number_of
 from relay.operate.status import BY_INDEX, COUNT_PARKED, COUNT_PENDING, OLDEST_PENDING
 from relay.probes.cached_answer import CachedAnswer
 from relay.retention.kind import INBOX, SENT
-from relay.servers.postgres.database import connect_async
+from relay.servers.postgres.database import connect_async, one
 
 log = get_logger(__name__)
 
@@ -179,9 +179,7 @@ class Backlog:
             is_unfinished=SQL(IS_UNFINISHED).format(schema=Identifier(schema)),
             **{name: number_of("batch", name) for name in ("rows", "seconds", "repeats")},
         )
-        row = await (await connection.execute(filled)).fetchone()
-        assert row is not None, "an aggregate gives one row"  # noqa: S101
-        return row
+        return one(await (await connection.execute(filled)).fetchone())
 
     async def _disconnect(self) -> None:
         if self._connection is not None:

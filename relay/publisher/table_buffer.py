@@ -22,7 +22,7 @@ from relay.publisher.embedded import EmbeddedRelay
 from relay.publisher.entry import Entry
 from relay.runtime.backoff import backoff
 from relay.runtime.health import Health
-from relay.servers.postgres.database import connect_async, is_unreplicated, one_line
+from relay.servers.postgres.database import connect_async, is_unreplicated, one, one_line
 
 COLUMNS = (*Row._fields, "writer", "created_at")
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -146,11 +146,9 @@ class TableBuffer:
         statement = question.format(schema=Identifier(self._database.schema_name), table=table)
         try:
             async with self._use() as connection:
-                answer = await (await connection.execute(statement, values, prepare=False)).fetchone()
+                return one(await (await connection.execute(statement, values, prepare=False)).fetchone())
         except LOST as error:
             raise DatabaseUnavailableError(one_line(error)) from error
-        assert answer is not None, "an aggregate gives a row"  # noqa: S101
-        return answer
 
     @asynccontextmanager
     async def _use(self) -> AsyncIterator[psycopg.AsyncConnection]:

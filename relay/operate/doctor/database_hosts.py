@@ -7,7 +7,7 @@ import psycopg
 from relay.config.settings import DatabaseSettings
 from relay.errors import DatabaseUnavailableError
 from relay.operate.doctor.finding import Finding, Verdict
-from relay.servers.postgres.database import connect, each_host, host_of, login_of
+from relay.servers.postgres.database import connect, each_host, host_of, login_of, one
 
 CHECK = "database.host"
 CHECK_URL = "check the host, database, user, password and sslmode in database.url"
@@ -45,7 +45,7 @@ class Hosts:
             try:
                 connection = connect(self._database, is_lent=True, **way, application_name="outbox-relay doctor")
                 place = host_of(connection)  # a service's file may name the server, too
-                in_recovery, is_read_only = connection.execute(READ_STATE).fetchone() or (None, None)
+                in_recovery, is_read_only = one(connection.execute(READ_STATE).fetchone())
             except (DatabaseUnavailableError, psycopg.Error) as error:
                 verdict = Verdict.WARNING if len(ways) > 1 else Verdict.FAILED
                 yield Finding(CHECK, verdict, f"{place}: {error}", CHECK_URL)

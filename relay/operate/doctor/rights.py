@@ -13,6 +13,7 @@ from psycopg.sql import SQL
 from relay.config.settings import Settings
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.retention.kind import FORGET, FORGET_BATCHES, kept_days, kept_failures
+from relay.servers.postgres.database import one
 
 MARKED = ("state", "attempts", "available_at", "last_error", "held_behind", "parked_at", "sent_at", "quarantine")
 ADDRESS = ("exchange", "routing_key")
@@ -135,7 +136,7 @@ ASK = {"SCHEMA": HAS_ON_SCHEMA, "TABLE": HAS_ON_TABLE, "SEQUENCE": HAS_ON_SEQUEN
 def rights(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     """Name each grant that is missing; of what does not exist nothing is said, `relay migrate` makes it."""
     check, schema = "database.rights", settings.database.schema_name
-    (role,) = connection.execute(ROLE).fetchone() or ("",)
+    (role,) = one(connection.execute(ROLE).fetchone())
     standings = {grant: _standing_of(connection, schema, grant) for grant in GRANTS}
     missing = [grant for grant, standing in standings.items() if standing is Standing.MISSING]
     if missing:
@@ -159,7 +160,7 @@ def ownership(connection: psycopg.Connection, settings: Settings) -> Iterator[Fi
     if not keeps and batches is None:
         yield Finding(check, Verdict.SKIPPED, "relay.retention is off: this relay drops no days")
         return
-    (role,) = connection.execute(ROLE).fetchone() or ("",)
+    (role,) = one(connection.execute(ROLE).fetchone())
     forgets = [] if kept_failures(keeps) is None else [FORGET]
     forgets += [] if batches is None else [FORGET_BATCHES]
     functions = [f"{settings.database.schema_name}.{name}" for name in [*(kind.function for kind in keeps), *forgets]]

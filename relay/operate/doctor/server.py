@@ -7,6 +7,7 @@ import psycopg
 from relay.config.settings import Settings
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.holders import commits_without_standby
+from relay.servers.postgres.database import one
 
 OLDEST_SERVER = 15  # the oldest release that the tests run on
 
@@ -59,7 +60,7 @@ def free_connections(connection: psycopg.Connection, settings: Settings) -> Iter
     """Compare what is free with what one relay and its operators use; one that runs already has taken its part."""
     check = "database.connections"
     needed = NODE_SESSIONS + OPERATOR_SESSIONS + (METRICS_SESSIONS if settings.http.listen else 0)
-    (total, used, of_role, by_role, of_database, in_database) = connection.execute(READ_ROOM).fetchone() or (0,) * 6
+    (total, used, of_role, by_role, of_database, in_database) = one(connection.execute(READ_ROOM).fetchone())
     limits = [("max_connections", total, used)]
     limits += [("the role's CONNECTION LIMIT", of_role, by_role)] if of_role is not None else []
     limits += [("the database's CONNECTION LIMIT", of_database, in_database)] if of_database is not None else []
@@ -100,7 +101,7 @@ def keepalive(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
     if ours.get("keepalives") == "0":
         words = "database.url says keepalives=0: the relay learns only by database.command_timeout that a server died"
         yield Finding(check, Verdict.WARNING, words, "leave it out: the relay sets keepalives by itself")
-    is_local, seconds = connection.execute(READ_KEEPALIVE).fetchone() or (True, 0)
+    is_local, seconds = one(connection.execute(READ_KEEPALIVE).fetchone())
     if is_local:
         yield Finding(check, Verdict.SKIPPED, "through a local socket nobody dies without a word")
     elif seconds > DEAD_TOO_LONG:

@@ -10,6 +10,7 @@ from relay.operate.batches import IS_UNFINISHED
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.revision import head_revision
 from relay.servers.postgres.compatibility import READ_TABLES, release_needed
+from relay.servers.postgres.database import one
 
 PUBLISHES_GENERATED = 180000  # the first server that can publish generated columns
 DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (`database_retry.ENSURE_DAYS`)
@@ -121,7 +122,7 @@ def days_ahead(connection: psycopg.Connection, settings: Settings) -> Iterator[F
 def history(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     check = "database.history"
     statement = READ_HISTORY.format(schema=Identifier(settings.database.schema_name))
-    given, saved, told = connection.execute(statement).fetchone() or (0, None, None)
+    given, saved, told = one(connection.execute(statement).fetchone())
     remedy = "compare with `relay reconcile` what consumers have applied (docs/backup.md)"
     if told:
         yield Finding(check, Verdict.FAILED, str(told).removeprefix("history: ").partition(":")[0], remedy)

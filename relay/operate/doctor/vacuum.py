@@ -9,6 +9,7 @@ from relay.config.settings import Settings
 from relay.engine.nodes.vacuum import HELD_LONG
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.holders import long_holders
+from relay.servers.postgres.database import one
 
 MANY_DEAD = 100_000  # twenty times what message_pending is vacuumed at; a busy minute leaves more, for a minute
 VACUUMED_WITHIN = 300.0  # seconds
@@ -38,7 +39,7 @@ READ_AGE = "SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_da
 def old_snapshots(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
     """Name who has an old snapshot, or has left a transaction open or prepared."""
     check = "database.snapshots"
-    (sees_ages,) = connection.execute(SEES_AGES).fetchone() or (False,)
+    (sees_ages,) = one(connection.execute(SEES_AGES).fetchone())
     holders = long_holders(connection)
     for holder in holders:
         yield Finding(check, Verdict.WARNING, str(holder), "end or decide it: docs/database.md")
@@ -86,7 +87,7 @@ def hot_partition(connection: psycopg.Connection, settings: Settings) -> Iterato
 
 def transaction_ids(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
     check = "database.transaction_ids"
-    (age,) = connection.execute(READ_AGE).fetchone() or (0,)
+    (age,) = one(connection.execute(READ_AGE).fetchone())
     words = f"the oldest transaction id is {age:,} transactions old"
     if age > OLD_TRANSACTION_IDS:
         remedy = "find what keeps vacuum from freezing (database.snapshots, database.slots), then VACUUM (FREEZE)"

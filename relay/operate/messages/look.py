@@ -16,6 +16,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 from relay.errors import UsageError
 from relay.operate.messages.whereabouts import RowId, row_ids
 from relay.operate.sent.selection import now
+from relay.servers.postgres.database import one
 
 ROWS = 50  # of a page
 SCANNED = 5_000  # rows that wait, read for one page; of 16 lanes each, where they are pending
@@ -209,7 +210,7 @@ def _search_waiting(connection: psycopg.Connection, schema: str, wanted: Search,
         return Page(lines[:ROWS], str(lines[ROWS - 1].id))
     if is_all:
         return Page(lines, None)
-    last, looked = found[0][-2:] if found else connection.execute(END_OF_SCAN.format(rows=rows)).fetchone() or (None, 0)
+    last, looked = found[0][-2:] if found else one(connection.execute(END_OF_SCAN.format(rows=rows)).fetchone())
     return Page(lines, str(last) if looked == SCANNED else None)
 
 

@@ -19,6 +19,7 @@ from relay.engine.session.session import ROUTES_CHANGED, nodes_channel
 from relay.engine.settle.quarantine import PROBE_INITIAL, PROBE_MAX, PROBES_A_SECOND
 from relay.errors import NotFoundError, UsageError
 from relay.operate.messages.whereabouts import Missing, RowId, as_parameters, find_rows, whereabouts
+from relay.servers.postgres.database import one
 
 PROBE_WAIT, PROBE_POLL = 10.0, 0.1  # seconds: a probe is answered within about five
 
@@ -227,7 +228,7 @@ def reroute(
             probes = [id_ for (id_,) in connection.execute(composed(schema, PROBES_ON_THEIR_WAY), values)]
             if not probes or time.monotonic() >= deadline:
                 left_out = not_chosen(connection, schema, route.id, rows, probes=probes)
-                (entered,) = connection.execute(composed(schema, ENTER), to).fetchone() or (0,)
+                (entered,) = one(connection.execute(composed(schema, ENTER), to).fetchone())
                 moved = connection.execute(composed(schema, MOVE), {**values, **to, "to": entered}).rowcount
                 if not rows:
                     connection.execute(composed(schema, MOVE_FOLLOWERS), {**values, "to": entered})

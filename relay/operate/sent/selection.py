@@ -9,6 +9,7 @@ import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from relay.operate.sent.moment import parse_interval
+from relay.servers.postgres.database import one
 
 FOREVER = datetime(1, 1, 1, tzinfo=UTC)
 
@@ -152,7 +153,7 @@ def first_day(connection: psycopg.Connection, schema: str) -> datetime | None:
 def now(connection: psycopg.Connection) -> datetime:
     """Return the database's time: sent rows carry it."""
     moment: datetime
-    (moment,) = connection.execute("SELECT clock_timestamp()").fetchone() or (datetime.now(UTC),)
+    (moment,) = one(connection.execute("SELECT clock_timestamp()").fetchone())
     return moment.astimezone(UTC)
 
 

@@ -25,7 +25,7 @@ from relay.logger import get_logger
 from relay.operate.sent.ledger import Failed
 from relay.operate.sent.selection import Selection
 from relay.operate.sent.target import Trace
-from relay.servers.postgres.database import connect_async, require_session
+from relay.servers.postgres.database import connect_async, one, require_session
 
 log = get_logger(__name__)
 
@@ -213,7 +213,7 @@ class ReplaySession:
         }
         async with self._deadline("saving the position"):
             cursor = await self._connection.execute(self._sql(SAVE), values)
-            (number,) = await cursor.fetchone() or (0,)
+            (number,) = one(await cursor.fetchone())
         if number != 1:
             state = await self._value(self._sql(READ_STATE, job=Literal(self._job.id)))
             raise JobTurnedError(f"replay {self._job.id} was {state} after {saved.done} rows")

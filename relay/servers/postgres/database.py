@@ -5,7 +5,7 @@ import os
 import re
 import socket
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg.abc import RV, PQGen
@@ -61,6 +61,9 @@ LOSSES = frozenset(
         "transaction_timeout",
     }
 )
+
+
+Row = TypeVar("Row")
 
 
 class Host(NamedTuple):
@@ -277,6 +280,17 @@ def is_unreplicated(notice: psycopg.errors.Diagnostic) -> bool:
     """Return whether a notice says that a commit was made here and maybe nowhere else."""
     # Its SQLSTATE, 01000, is that of any warning, and its words depend on the server's language.
     return notice.source_function == "SyncRepWaitForLSN"
+
+
+def one(row: Row | None) -> Row:
+    """Return the row of a statement that always gives one.
+
+    Raises:
+        LookupError: it gave no row, so it is not the statement that its caller takes it for.
+    """
+    if row is None:
+        raise LookupError("a statement that always gives a row gave no row")
+    return row
 
 
 def one_line(error: BaseException) -> str:
