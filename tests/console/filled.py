@@ -1,6 +1,6 @@
 """An outbox in which every page has something to show."""
 
-from tests.console.rows import sent
+from tests.console.rows import AGE, sent
 from tests.operate.rows import Rows
 
 LONG = "x" * 200 + "<img src=x onerror=alert(1)>"  # it has no blank to break at, and may not become a tag
@@ -27,7 +27,6 @@ STATEMENTS = """
     INSERT INTO outbox.processed_message (consumer_name, message_id, message_day)
     SELECT 'billing', message_id, (created_at AT TIME ZONE 'UTC')::date FROM outbox.message
     WHERE state = 'sent' ORDER BY id OFFSET 2;
-    UPDATE outbox.message SET sent_at = now() - interval '5 min' WHERE state = 'sent';
     INSERT INTO outbox.held_message (consumer_name, key, message_id, event_type, exchange, routing_key, envelope, body,
         attempts, first_failed_at, last_failed_at, due_at, exception, error)
     VALUES ('billing', 'customer/7', gen_random_uuid(), 'Paid', 'outbox', 'paid', '', '', 3, now(), now(), now(),
@@ -56,5 +55,6 @@ def fill(url: str) -> list[str]:
         rows.node("relay-2", lanes=[], state="degraded", reasons=["the broker blocks publishing"])
         rows.node("relay-3", lanes=[], age=600)
         connection.execute(STATEMENTS)
+        connection.execute(AGE)
         jobs = connection.execute("SELECT id FROM outbox.job").fetchall()
     return [f"/messages/{row}" for row in (head, long, *waiting)] + [f"/jobs/{job}" for (job,) in jobs]

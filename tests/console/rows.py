@@ -21,6 +21,10 @@ ONE: LiteralString = """
     INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, headers, state, last_error)
     VALUES (%s, %s, %s, %s, %s, 'parked', %s) RETURNING id
 """
+# A few minutes after midnight, what was sent before is of a day that new tables have not.
+YESTERDAY: LiteralString = "SELECT outbox.make_day('message_sent', (now() AT TIME ZONE 'UTC')::date - 1);"
+# The grace period is over.
+AGE: LiteralString = YESTERDAY + " UPDATE outbox.message SET sent_at = now() - interval '5 min' WHERE state = 'sent'"
 
 
 def sent(url: str, number: int) -> None:

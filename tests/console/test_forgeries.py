@@ -111,6 +111,7 @@ def request_of(session: Session, method: str, path: str, forgery: Forgery, query
         headers["Cookie"] = f"{NAME}={cookie}"
     headers |= forgery.headers
     sent = {name: value for name, value in headers.items() if value is not LEFT_OUT}
+    session.client.cookies.clear()  # an answer may have brought one
     return session.client.build_request(method, path + query, headers=sent, content=body_of(kind, is_page))
 
 

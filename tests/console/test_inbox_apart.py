@@ -7,12 +7,11 @@ import psycopg
 import pytest
 
 from relay.config.settings import Settings
-from tests.console.rows import sent
+from tests.console.rows import AGE, sent
 from tests.console.site import browser, running
 from tests.operate.held import held
 
 AWAY = "postgresql://relay:hunter2@127.0.0.1:1/inbox"
-AGE = "UPDATE outbox.message SET sent_at = now() - interval '5 min'"  # the grace period is over
 APPLY: LiteralString = """
     INSERT INTO outbox.processed_message (consumer_name, message_id, message_day)
     VALUES ('billing', %s, (now() AT TIME ZONE 'UTC')::date)

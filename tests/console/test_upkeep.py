@@ -17,7 +17,7 @@ from relay.console.api import upkeep as api_upkeep
 from relay.console.pages import upkeep as pages_upkeep
 from relay.operate.retention import look_at_old_days
 from relay.retention.day import OldDay
-from tests.console.rows import sent
+from tests.console.rows import AGE, sent
 from tests.console.site import browser, log_in, post, running, users
 
 APPLY = """
@@ -25,7 +25,6 @@ APPLY = """
     SELECT 'billing', message_id, (created_at AT TIME ZONE 'UTC')::date
     FROM outbox.message WHERE state = 'sent' ORDER BY id OFFSET %s
 """
-AGE = "UPDATE outbox.message SET sent_at = now() - interval '5 min' WHERE state = 'sent'"  # the grace period is over
 OLD_DAY = "SELECT outbox.make_day('message_sent', current_date - 40)"
 # Two batches of two pieces: of one a piece is not written yet.
 BATCHES = """

@@ -58,10 +58,13 @@ async def test_from_another_site_nothing_can_be_changed(guarded: FastAPI, header
             assert "does not come from a page" in answer.text, path
 
 
-async def test_without_the_cookie_of_a_page_nothing_can_be_changed(guarded: FastAPI) -> None:
-    async with browser(guarded) as client:
-        for method, path, _ in writes(guarded):
-            answer = await client.request(method, path, headers=FROM_OURS)
+async def test_without_a_cookie_of_ours_nothing_can_be_changed(settings: Settings) -> None:
+    proxy = {"authentication": "proxy", "trusted_proxies": "127.0.0.1", "owner_groups": "sre"}
+    named = {"X-Forwarded-User": "ada", "X-Forwarded-Groups": "sre"}
+    async with running(settings, **proxy) as app, browser(app) as client:
+        for method, path, _ in writes(app):
+            client.cookies.clear()
+            answer = await client.request(method, path, headers=FROM_OURS | named)
             assert answer.status_code == 403, path
             assert "out of date" in answer.text, path
 

@@ -21,12 +21,11 @@ STAMPS = {
     "console/pages/failures.py",
     "console/sampler.py",
     "consume/classify.py",
-    "doctor/broker_hosts.py",  # until when a certificate is good
-    "doctor/clock.py",
-    "operate/route_map.py",
+    "operate/doctor/broker_hosts.py",  # until when a certificate is good
+    "operate/doctor/clock.py",
+    "operate/routes/map.py",
+    "operate/sent/run.py",
     "publisher/entry.py",
-    "replay/run.py",
-    "replay/selection.py",
 }  # write down when something was; nothing waits for it
 
 

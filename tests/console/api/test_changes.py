@@ -9,6 +9,7 @@ from relay.cli.command import run_command
 from relay.console.access.identity import Role
 from relay.console.access.tokens import TokenFile
 from tests.console.api.program import Program
+from tests.console.rows import YESTERDAY
 from tests.operate.rows import Rows
 
 JOBS = """
@@ -127,6 +128,8 @@ async def test_jobs_are_listed_shown_and_ended(program: Program, rows: Rows) -> 
 
 
 async def test_a_preview_of_a_replay_counts_by_day(program: Program, rows: Rows) -> None:
+    rows.connection.execute(YESTERDAY)
+
     preview = await program.get("/replay/preview", since="1h", event_type="InvoiceIssued")
 
     assert preview.json() == {"rows": 0, "days": [], "left_out": []}
