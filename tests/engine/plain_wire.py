@@ -32,6 +32,7 @@ from relay.engine.send.routes import Router
 from relay.engine.send.wire import NACKED, Settle, after_close, returned_words
 from relay.observe.histogram import Histogram
 from relay.servers.rabbitmq.content_header import Properties
+from relay.servers.rabbitmq.insides import take_frames
 
 
 class PlainWire:
@@ -57,8 +58,7 @@ class PlainWire:
         self._ids: dict[bytes, asyncio.Task[None]] = {}  # message_id -> the last task that sends it
         self._started: dict[asyncio.Task[None], float] = {}
         self._is_closing = False  # the broker closes the channel
-        self._pass_on = channel.frames.put
-        channel.frames.put = self._take  # type: ignore[method-assign]
+        self._pass_on = take_frames(channel, self._take)
 
     @property
     def in_flight(self) -> int:

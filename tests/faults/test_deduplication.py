@@ -25,6 +25,15 @@ async def proxy(settings: Settings) -> AsyncIterator[DeduplicatingProxy]:
         yield proxy
 
 
+@pytest.fixture
+async def stored(outbox: Outbox, channel: AbstractChannel, proxy: DeduplicatingProxy) -> list[int]:
+    """Ids of rows whose repeats are nacked: their first confirm is cut, and the queue of repeats is full."""
+    full: FieldTable = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    await channel.declare_queue(proxy.repeats, durable=True, arguments=full)
+    proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
+    return [await outbox.insert(f"stored-{n}") for n in range(50)]
+
+
 async def test_new_rows_pass_the_repeats_of_a_cut(
     outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, proxy: DeduplicatingProxy
 ) -> None:
@@ -45,18 +54,14 @@ async def test_new_rows_pass_the_repeats_of_a_cut(
 
 async def test_new_rows_pass_the_nacked_repeats_of_a_cut(
     outbox: Outbox,
-    channel: AbstractChannel,
     queue: Reader,
     settings: Settings,
     run_node: RunNode,
     proxy: DeduplicatingProxy,
+    stored: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(refusals, "LASTING_AFTER", 60.0)
-    full: FieldTable = {"x-max-length": 0, "x-overflow": "reject-publish"}
-    await channel.declare_queue(proxy.repeats, durable=True, arguments=full)
-    stored = [await outbox.insert(f"stored-{n}") for n in range(50)]
-    proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
 
     async with run_node(to_hosts(settings, proxy)) as node:
         await eventually(lambda: node.snapshot().failures[Outcome.NACKED] > 0, "a repeat is nacked")
@@ -73,19 +78,15 @@ async def test_new_rows_pass_the_nacked_repeats_of_a_cut(
 
 async def test_new_rows_pass_the_nacked_repeats_that_come_back_from_quarantine(
     outbox: Outbox,
-    channel: AbstractChannel,
     queue: Reader,
     settings: Settings,
     run_node: RunNode,
     proxy: DeduplicatingProxy,
+    stored: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No row is taken for long, so the route is in quarantine when the first new row comes."""
     monkeypatch.setattr(refusals, "LASTING_AFTER", 1.0)
-    full: FieldTable = {"x-max-length": 0, "x-overflow": "reject-publish"}
-    await channel.declare_queue(proxy.repeats, durable=True, arguments=full)
-    stored = [await outbox.insert(f"stored-{n}") for n in range(50)]
-    proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
 
     async def is_quarantined() -> bool:
         return bool(await outbox.quarantined_routes())
