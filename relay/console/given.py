@@ -2,8 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated
 
 import psycopg
@@ -14,6 +12,7 @@ from starlette.requests import Request
 from relay.config.settings import Settings
 from relay.console.access.identity import Identity, Role, require
 from relay.console.database import INBOX_URL, Database, inbox_of
+from relay.console.site import Site, site_of
 from relay.engine.session.session import LANES
 from relay.errors import BusyError
 from relay.jobs.job import Kind
@@ -41,11 +40,6 @@ Operator = Annotated[Identity, Depends(require(Role.OPERATOR))]
 Owner = Annotated[Identity, Depends(require(Role.OWNER))]
 
 
-def _settings(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
-
-
 # What a job does decides who may order it, and who may let it go on.
 ROLES = {
     Kind.REPLAY: Role.OPERATOR,
@@ -55,41 +49,36 @@ ROLES = {
     Kind.DISCARD: Role.OWNER,
 }
 
+Here = Annotated[Site, Depends(site_of)]
+
+
+async def _settings(site: Here) -> Settings:
+    return site.settings
+
+
+async def _database(site: Here) -> Database:
+    return site.database
+
+
+async def _operations(site: Here) -> LocalOperations:
+    return site.operations()
+
+
 Configured = Annotated[Settings, Depends(_settings)]
-
-
-def _sessions(request: Request) -> Database:
-    database: Database = request.app.state.database
-    return database
-
-
-Sessions = Annotated[Database, Depends(_sessions)]
-
-
-def _operations(request: Request) -> LocalOperations:
-    state = request.app.state
-    return operations_of(state.settings, state.file, state.database)
-
-
-def operations_of(settings: Settings, file: Path | None, database: Database) -> LocalOperations:
-    """Return the operations on the console's connections: statements end after console.statement_timeout."""
-    return LocalOperations(settings, file, connect=lambda _: database.session())
-
-
+Sessions = Annotated[Database, Depends(_database)]
 Operations = Annotated[LocalOperations, Depends(_operations)]
 
 
-async def _alone(request: Request) -> AsyncIterator[None]:
-    alone: asyncio.Lock = request.app.state.alone
+async def _alone(site: Here) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(ALONE_WITHIN):
-            await alone.acquire()
+            await site.alone.acquire()
     except TimeoutError:
         raise BusyError("another user's look takes all the console has for such looks: try again in a while") from None
     try:
         yield
     finally:
-        alone.release()
+        site.alone.release()
 
 
 # Of a route that opens connections beyond the pool: the doctor's, a comparison with the inbox, a look at old days, the
@@ -109,5 +98,4 @@ def compare_with_inbox(settings: Settings, asked: Asked) -> Report:
 
 def within(request: Request, connection: psycopg.Connection) -> LocalOperations:
     """Return the operations in the transaction of this session."""
-    state = request.app.state
-    return LocalOperations(state.settings, state.file, connect=lambda _: nullcontext(connection))
+    return site_of(request).operations_in(connection)

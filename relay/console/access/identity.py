@@ -12,6 +12,7 @@ from typing import Protocol
 
 from starlette.requests import Request
 
+from relay.config.settings import ConsoleSettings
 from relay.errors import OutboxError
 
 
@@ -49,6 +50,19 @@ class Identifier(Protocol):
         """Return who it is; None for a request of nobody that we know."""
 
 
+class Door(Protocol):
+    """What a request meets before it is known who sends it: `relay.console.access.access.Access`."""
+
+    console: ConsoleSettings
+    identify: Identifier
+
+
+def door_of(request: Request) -> Door:
+    """Return the door of the console that got the request."""
+    door: Door = request.app.state.site.access
+    return door
+
+
 class RefusedError(OutboxError):
     """A request that this user may not make, or not now; nothing was done."""
 
@@ -76,8 +90,7 @@ class Requirement:
     role: Role
 
     async def __call__(self, request: Request) -> Identity:
-        identify: Identifier = request.app.state.identify
-        identity = await identify(request)
+        identity = await door_of(request).identify(request)
         if identity is None:
             raise LoginNeededError
         identity.require(self.role)

@@ -33,6 +33,7 @@ from relay.console.api.parameters import (
     check_choice,
 )
 from relay.console.given import Configured, Operations, Operator, Owner, Sessions, within
+from relay.console.site import site_of
 from relay.jobs.job import Job
 from relay.observe.printable import printable_json
 from relay.operate.letters.audit import Entry
@@ -183,5 +184,5 @@ def _order(request: Request, once: Asked, entry: Entry, asked: Change) -> Respon
         lambda connection: within(request, connection).order_letters(entry, selection, caution=caution),
         status=HTTPStatus.ACCEPTED,
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return answer

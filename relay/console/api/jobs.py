@@ -11,6 +11,7 @@ from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
 from relay.console.api.parameters import Closed, Cursor, Limit, MaybeReasoned, Reasoned
 from relay.console.given import ROLES, Id, Operations, Operator, Viewer, within
+from relay.console.site import site_of
 from relay.errors import UsageError
 from relay.jobs.job import Job, JobFailure, Kind
 
@@ -80,7 +81,7 @@ def resume(
         Job,
         lambda connection: within(request, connection).resume_job(job, by=who.name, why=asked.reason),
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return answer
 
 

@@ -25,6 +25,7 @@ from relay.console.api.parameters import (
     row_id,
 )
 from relay.console.given import Operations, Operator, Owner, Sessions, Viewer, within
+from relay.console.site import site_of
 from relay.jobs.job import Kind
 from relay.operate.messages.message import note_reveal
 from relay.operate.messages.whereabouts import MAX_ID
@@ -143,5 +144,5 @@ def _order(request: Request, once: Asked, kind: Kind, asked: Change, *, by: str)
         ),
         status=HTTPStatus.ACCEPTED,
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return answer

@@ -23,6 +23,7 @@ from relay.console.api.parameters import (
     row_id,
 )
 from relay.console.given import Id, Operations, Operator, Owner, ShortString, Viewer, within
+from relay.console.site import site_of
 from relay.errors import UsageError
 from relay.operate.messages.whereabouts import row_ids
 from relay.operate.routes.quarantine import Changed, RouteStatus, WaitingRow
@@ -137,7 +138,7 @@ def discard(request: Request, once: Once, who: Owner, asked: Chosen) -> Response
         lambda connection: within(request, connection).order_discard(asked.route, rows, by=who.name, why=asked.why),
         status=HTTPStatus.ACCEPTED,
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return answer
 
 

@@ -16,6 +16,7 @@ from relay.console.api.parameters import (
     check_choice,
 )
 from relay.console.given import Operations, Operator, ShortString, Viewer, within
+from relay.console.site import site_of
 from relay.errors import UsageError
 from relay.jobs.job import Job
 from relay.operate.sent.selection import Filter
@@ -63,5 +64,5 @@ def order(request: Request, once: Once, who: Operator, asked: Order) -> Response
         ),
         status=HTTPStatus.ACCEPTED,
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return answer

@@ -9,6 +9,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Role
 from relay.console.given import ROLES, FormWords, Id, Operations, Operator, Viewer
+from relay.console.site import site_of
 from relay.console.templates import page
 from relay.errors import UsageError
 
@@ -48,7 +49,7 @@ def turn_job(
         case "resume":
             who.require(ROLES[operations.show_job(job, limit=1).job.kind])
             operations.resume_job(job, by=who.name, why=why or None)
-            request.app.state.runner.wake()
+            site_of(request).runner.wake()
         case "cancel":
             if not why:
                 raise UsageError("say why the job ends: the audit keeps it")

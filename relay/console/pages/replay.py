@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Role
 from relay.console.given import Operations, Operator, Viewer, Words
+from relay.console.site import site_of
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
@@ -117,5 +118,5 @@ def order(request: Request, operations: Operations, who: Operator, asked: Annota
     job = operations.order_replay(
         chosen, Target(trace=asked.trace), by=who.name, why=asked.why or None, caution=asked.caution()
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
