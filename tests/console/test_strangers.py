@@ -107,12 +107,16 @@ async def test_a_refusal_is_read_by_a_client_that_is_still_sending(settings: Set
 
 async def test_a_refused_client_that_sends_without_an_end_is_left(settings: Settings, tmp_path: Path) -> None:
     login = "POST /login HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99999999\r\n\r\n"
-    async with serving(settings, **users(tmp_path)) as address, connected(address) as (reader, writer):
+    async with serving(settings, **users(tmp_path)) as address, connected(address) as (_, writer):
         writer.write(login.replace("{host}", urlsplit(address).netloc).encode())
         with pytest.raises(ConnectionError):
-            while True:
-                writer.write(b"x" * 10_000)
-                await writer.drain()
+            await _send_for_ever(writer)
+
+
+async def _send_for_ever(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"x" * 10_000)
+        await writer.drain()
 
 
 async def test_a_body_without_a_length_is_read_as_far_as_it_may_be(settings: Settings, tmp_path: Path) -> None:
