@@ -19,8 +19,8 @@ from relay.errors import OutboxError
 MOST_BYTES, MOST_OF_STRANGERS = 1024 * 1024, 16 * 1024  # of a body; strangers send names and passwords alone
 BODY_TIMEOUT = 30.0  # seconds for a client to send a body
 CLOSE = {"Connection": "close"}
-# What a refused client still sends is thrown away before the connection closes: its rest in the kernel would reset the
-# connection, and the client would lose the answer.
+# What a refused client still sends is thrown away before the connection closes. Unread bytes in the kernel would reset
+# the connection, and the client would lose the answer.
 MOST_DISCARDED, LINGER = 256 * 1024, 1.0  # bytes, seconds
 
 
