@@ -200,7 +200,7 @@ class QueueMissingError(ConsumerError):
 
 
 class QueueUnfitError(ConsumerError):
-    """A queue or exchange that a consumer needs besides its own queue is missing, or has other arguments.
+    """A queue or exchange that a consumer needs besides the consumed queue is missing, or has other arguments.
 
     Nothing was consumed.
     """

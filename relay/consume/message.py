@@ -122,7 +122,7 @@ def read_delivery(delivered: DeliveredMessage, consumer_name: str, *, by_writer:
         payload=delivered.body,
         inbox_id=None if writer is None else id_of_writer(message_id, writer),
     )
-    # A message without an aggregate id needs no order: its key is its own id.
+    # A message without an aggregate id needs no order: its id is its key.
     key = str(message.identity) if message.aggregate_id is None else f"{message.aggregate_type}/{message.aggregate_id}"
     if writer is not None and message.aggregate_id is not None:
         key = f"{writer}/{key}"
