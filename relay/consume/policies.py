@@ -75,7 +75,7 @@ class FailurePolicy:
         transient_retries: the same for `Transient` and the classes in `retry_on`; None: as `retries`.
         retry_on, permanent_on, overload_on: classes of exceptions that mean `Transient`, `Permanent` and `Overload`.
             The nearest class of an exception decides.
-        poison_limit: after so many processes have died while they worked on a message, it is a dead letter.
+        poison_limit: when this many processes have died while they worked on a message, it is a dead letter.
     Raises:
         ConfigurationError: `order` is another word, a class has two meanings, or `poison_limit` is too low.
     """

@@ -213,7 +213,7 @@ class Worker:
             raise
         except Exception as error:  # a handler may raise anything, and this task must go on with the others
             if len(batch) > 1:
-                # One message of a batch that was rolled back is to blame; its neighbours are innocent.
+                # One message has caused the roll-back of the batch: each is applied alone to find it.
                 await self._work_one_by_one(batch)
             else:
                 await self._fail(batch[0], error)

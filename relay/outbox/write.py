@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Sync = psycopg.Connection[Any] | alchemy.Sync | DjangoConnection | DjangoCursor
     Async = psycopg.AsyncConnection[Any] | alchemy.Async
 
-# From so many rows, `add_many` uses COPY. At 100 rows COPY takes 12 us a row and one INSERT 22; at 5 they are equal.
+# From this many rows, `add_many` uses COPY. At 100 rows COPY takes 12 us a row and one INSERT 22; at 5 they are equal.
 ROWS_TO_COPY = 50
 HINTS = {
     "relay.outbox.event.Event": ": the connection comes first, as in add(connection, event)",

@@ -1,8 +1,8 @@
 """The functions that an application has written: which handler applies which message, and how each is called.
 
 The consumer acknowledges a message when its handler has returned. So a handler must not return work that is still to be
-run. However a handler ends early, the consumer must see an Exception, or the process ends. A pool calls its hooks in
-the same way.
+run. When a handler fails, the consumer must see an Exception, or the process must end. A pool calls its hooks in the
+same way.
 """
 
 import asyncio
@@ -340,7 +340,7 @@ def _require_finished(function: Callable[..., Any], result: object) -> None:
 
 
 def _unfinished(result: object) -> Iterator[object]:
-    """Yield the parts of a result that are still to be run: `[save(each) for each in messages]` is coroutines."""
+    """Yield the parts of a result that are still to be run: `[save(each) for each in messages]` may hold coroutines."""
     if isinstance(result, Mapping):
         result = list(result.values())
     if isinstance(result, list | tuple | Set):

@@ -474,7 +474,7 @@ class Attempt:
     def _is_outage(self, error: Exception) -> bool:
         fault = fault_of(error)
         if fault is Fault.DURATION or isinstance(error, BY_HANDLER):
-            return False  # the session may be lost here, too, but the handler caused it
+            return False  # here, too, the session is lost, but the handler has caused that
         return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or fault is Fault.OUTAGE
 
     async def _wait_to_repeat(self, batch: Sequence[Delivery], error: Exception, repeats: int) -> None:

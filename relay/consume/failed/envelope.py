@@ -92,7 +92,7 @@ def restored(came: DeliveredMessage, queue: str) -> DeliveredMessage:
 
 
 def restored_letter(came: DeliveredMessage, queue: str) -> DeliveredMessage:
-    """Return a dead letter as it was before it was folded. Of a message that is no copy, the failure headers go."""
+    """Return a dead letter as it was before it was folded. A message that is no copy loses the headers of failures."""
     return unfolded(came) if is_copy(came, queue) else _without(came, OF_COPIES | OF_FAILURES)
 
 
@@ -237,7 +237,7 @@ def _copy(
         for name, value in (properties.headers or {}).items()
         if name not in THE_BROKERS and name not in without
     }
-    # With a user_id that is not ours the broker would close the channel.
+    # The broker would close the channel for a user_id that is not the user of the connection.
     return _changed(properties, headers={**kept, **told}, expiration=expiration, user_id=None, delivery_mode=PERSISTENT)
 
 

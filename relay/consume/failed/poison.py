@@ -19,7 +19,7 @@ from relay.runtime.backoff import Stopping
 
 # The first delivery of a redelivered message was not counted, and the process may have died of it.
 UNCOUNTED_ATTEMPTS = 1
-# From so many attempts that did not end, a message is a suspect. It is tried alone, so that no other can be the cause.
+# From this many attempts that did not end, a message is a suspect. It is tried alone: then no other can be the cause.
 SUSPECT_FROM = LEAST_POISON_LIMIT - 1
 
 BEGUN = """

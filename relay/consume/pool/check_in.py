@@ -77,7 +77,7 @@ class HeldPartition:
 
     fence: Fence
     is_wanted: bool  # by another member
-    taken_from: str | None  # the former holder, if it was taken for dead
+    taken_from: str | None  # the former holder, if it was gone before it released the partition
 
 
 class Joining(Enum):

@@ -38,7 +38,7 @@ class Holding:
     Args:
         connection: the member's connection.
         contact: whether the member's check-ins reach the database.
-        taken_from: the former holder, if it was taken for dead.
+        taken_from: the former holder, if it was gone before it released the partition.
         consumed: set once the member has consumed any partition.
     Attributes:
         refusal: set when the broker refuses the partition's queue to a member that has consumed nothing yet. `run` has

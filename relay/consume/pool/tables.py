@@ -49,7 +49,7 @@ class Holding:
     """A partition as the tables have it."""
 
     assigned: Assigned
-    taken_from: str | None  # the former holder, if it was taken for dead
+    taken_from: str | None  # the former holder, if it was gone before it released the partition
     since: datetime  # of the epoch
 
 
