@@ -1,6 +1,6 @@
 """The main job on one page: rows are read, sent, confirmed and marked.
 
-tail ──window──> publisher ──frames──> broker
+tail ──window──> sender ──frames──> broker
   ^                  │ <──confirms────────┘
   └──forget── marker <┘ settled rows
 """
@@ -8,7 +8,7 @@ tail ──window──> publisher ──frames──> broker
 import asyncio
 
 from relay.engine.read.tail import Tail
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.settle.mark import Marker
 from relay.engine.settle.quarantine import ParkedKeys, Quarantine
 
@@ -17,7 +17,7 @@ async def forward(
     tail: Tail,
     held: ParkedKeys,
     quarantine: Quarantine,
-    publisher: Publisher,
+    sender: Sender,
     *,
     marker: Marker,
     drain: asyncio.Event,
@@ -35,7 +35,7 @@ async def forward(
             rows = await quarantine.hold_rows(await held.hold_rows(window))
             while held.has_added(rows):  # a row was parked while the table was asked
                 rows = await quarantine.hold_rows(await held.hold_rows(rows))
-            publisher.offer(tail.hold_rows(rows), behind=tail.behind)
+            sender.offer(tail.hold_rows(rows), behind=tail.behind)
             del window[:], rows[:]  # otherwise they stay in memory, long settled, while the next rows are read
             await quarantine.tend()
-        publisher.stop()
+        sender.stop()

@@ -22,8 +22,8 @@ from relay.engine.read.floors import Floors
 from relay.engine.read.tail import Tail
 from relay.engine.reload import reloading
 from relay.engine.send.broker_link import BrokerLink
-from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Router
+from relay.engine.send.sender import Sender
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import SESSION_LOST, LaneSession
 from relay.engine.settle.mark import Delivered, Marker
@@ -129,11 +129,11 @@ class Node:
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
         self._policy = DeliveryPolicy.of(settings.relay.ordering, settings.relay.key_policy)
-        self._publisher = Publisher(self._policy, settings.relay.max_in_flight, Router.of(settings).unroutable)
+        self._sender = Sender(self._policy, settings.relay.max_in_flight, Router.of(settings).unroutable)
         self._delivered = Delivered()
         self._broker_link = BrokerLink(
             settings,
-            self._publisher,
+            self._sender,
             self._health,
             barring=True,
             topology=settings.topology,
@@ -141,7 +141,7 @@ class Node:
         )
         self._session: LaneSession | None = None
         self._stalls = StallWatch(
-            self._publisher, self._delivered, self._health, settings.relay, session=lambda: self._session
+            self._sender, self._delivered, self._health, settings.relay, session=lambda: self._session
         )
         self._tail: Tail | None = None
         self._seen = 0  # the highest id of a row that was read, in whichever session, or that a former relay has saved
@@ -158,20 +158,20 @@ class Node:
 
     @property
     def in_flight(self) -> int:
-        return self._publisher.in_flight
+        return self._sender.in_flight
 
     def snapshot(self) -> NodeSnapshot:
         """Return the node's counters and state at this moment."""
-        publisher, session = self._publisher, self._session
+        sender, session = self._sender, self._session
         return NodeSnapshot(
             ready=not self.hindrances(),
             stalled=self._health.is_stalled,
             lanes=len(session.lanes.held) if session else 0,
-            in_flight=publisher.in_flight,
+            in_flight=sender.in_flight,
             published=self._delivered.total,
-            failures=dict(publisher.failures),
-            unroutable=dict(publisher.unroutable),
-            confirm_times=publisher.confirm_times,
+            failures=dict(sender.failures),
+            unroutable=dict(sender.unroutable),
+            confirm_times=sender.confirm_times,
             delivery_times=self._delivered.times,
             sweep_finds=self._sweep_finds + (self._tail.sweep_finds if self._tail else 0),
             database_losses=self._losses,
@@ -207,7 +207,7 @@ class Node:
         if self.drain.is_set():
             return
         self.drain.set()
-        self._publisher.stop()
+        self._sender.stop()
         if self._tail:
             self._tail.wake()
 
@@ -271,24 +271,24 @@ class Node:
             if self.drain.is_set():  # what is in flight has had its time
                 return
             with suppress(Stopping):
-                await unless_stopping(self.drain, self._publisher.abandon())
+                await unless_stopping(self.drain, self._sender.abandon())
             await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
 
     async def _use(self, session: LaneSession) -> None:
         """Relay through one session until drained or until it is lost."""
         settings = self._settings.relay
         self._sweep_finds += self._tail.sweep_finds if self._tail else 0
-        self._publisher.send_while(partial(session.has_answered_within, settings.node_timeout * OURS_FOR))
+        self._sender.send_while(partial(session.has_answered_within, settings.node_timeout * OURS_FOR))
         retry = DatabaseRetry(session, self._health, drain=self.drain)
         tail = self._tail = Tail(session, settings, self._policy, retry, note_read=self._note_read)
         parking = PutAway(session, tail, retry)
         held = ParkedKeys(session, tail, retry, parking)
         router = Router.of(self._settings)
-        quarantine = Quarantine(session, tail, self._publisher, router, policy=self._policy, retry=retry)
+        quarantine = Quarantine(session, tail, self._sender, router, policy=self._policy, retry=retry)
         marker = Marker(
             session,
             tail,
-            self._publisher,
+            self._sender,
             held,
             quarantine=quarantine,
             policy=self._policy,
@@ -303,12 +303,12 @@ class Node:
             await quarantine.load()
 
         floors = Floors(session, tail, retry, note_seen=self._note_seen)
-        lanes = Lanes(session, tail, self._publisher, floors=floors, health=self._health, learn=learn)
+        lanes = Lanes(session, tail, self._sender, floors=floors, health=self._health, learn=learn)
         membership = Membership(
             session,
             settings,
             lanes,
-            publisher=self._publisher,
+            sender=self._sender,
             broker_link=self._broker_link,
             health=self._health,
             retry=retry,
@@ -332,7 +332,7 @@ class Node:
             membership.hurry()
             announcing = tasks.create_task(self._announce(session, lanes), name="announce")
             # A task, although nothing else happens here: each step of an awaited coroutine passes through all callers.
-            forwarding = forward(tail, held, quarantine, self._publisher, marker=marker, drain=self.drain)
+            forwarding = forward(tail, held, quarantine, self._sender, marker=marker, drain=self.drain)
             self._forwarding = tasks.create_task(forwarding, name="forward")
             try:
                 await asyncio.wait([self._forwarding])  # until drained, or until `_end_in_time` cancels it

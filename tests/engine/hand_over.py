@@ -21,7 +21,7 @@ from relay.engine.read import positions, tail
 from relay.engine.read.floors import Floors
 from relay.engine.read.tail import Tail
 from relay.engine.row import Outcome, Row, Settled
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from relay.observe.histogram import Histogram
 from relay.runtime.health import Health
@@ -72,13 +72,11 @@ class Relay:
         self.session = WorldSession(course.world)
         session = cast("LaneSession", self.session)
         self.open: list[Row] = []
-        self.publisher = Publisher(POLICY, max_in_flight=LANES)
-        self.publisher.attach(cast("Any", self))
+        self.sender = Sender(POLICY, max_in_flight=LANES)
+        self.sender.attach(cast("Any", self))
         self.tail = Tail(session, course.limits.settings, POLICY, GivesUp())
         self.floors = Floors(session, self.tail, GivesUp())
-        self.lanes = Lanes(
-            session, self.tail, self.publisher, floors=self.floors, health=Health(), learn=_learn_nothing
-        )
+        self.lanes = Lanes(session, self.tail, self.sender, floors=self.floors, health=Health(), learn=_learn_nothing)
 
     def send(self, rows: list[Row], _: set[int]) -> None:
         for row in rows:
@@ -94,14 +92,14 @@ class Relay:
                 self.session.reads, self.session.between_reads = 0, between
                 rows = await self.tail._next_rows()
                 self.session.between_reads = between = None
-                self.publisher.offer(self.tail.hold_rows(rows))
+                self.sender.offer(self.tail.hold_rows(rows))
 
     async def read_ahead(self, between: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         self.session.between_reads = between
         rows = await self.tail._rows_ahead()
         self.session.between_reads = None
         self.course.ahead += bool(rows)
-        self.publisher.offer(self.tail.hold_rows(rows), behind=())
+        self.sender.offer(self.tail.hold_rows(rows), behind=())
 
     async def read_what_was_held(self) -> None:
         """Read rows of keys that are held, as far as the relay knows; the table does not hold them any more."""
@@ -112,21 +110,21 @@ class Relay:
         self.open.remove(row)
         if outcome is Outcome.CONFIRMED:
             self.course.confirmed.add(row.id)
-        self.publisher.settle(Settled((row,), outcome, "because"))
+        self.sender.settle(Settled((row,), outcome, "because"))
 
     async def mark(self, *, is_locked: bool = False) -> None:
         """Do what the marker does; a refused row backs off, or is put back as it cannot be put away."""
-        confirmed, faulty = self.publisher.take_settled()
+        confirmed, faulty = self.sender.take_settled()
         self.course.world.change([row.id for row in confirmed], "sent")
         self.tail.forget(confirmed)
         for row, _, _ in faulty:
             if is_locked:
                 self.course.put_back += 1
-                self.tail.put_back([row, *self.publisher.queue.remove_followers(row)], self.course.world.clock + STEP)
+                self.tail.put_back([row, *self.sender.queue.remove_followers(row)], self.course.world.clock + STEP)
                 continue
             written = self.course.world.table[row.id]
             written.attempts, written.due = 1, self.course.world.clock + 2 * STEP
-            self.tail.back_off(row, written.due, self.publisher.queue.put_off(row))
+            self.tail.back_off(row, written.due, self.sender.queue.put_off(row))
 
     async def hold(self, number: int) -> None:
         """Hold so many lanes from now on: take free ones, or begin to leave some."""
@@ -138,7 +136,7 @@ class Relay:
 
     def print(self) -> Any:
         """Return all that its next steps depend on, without the time."""
-        position, queue = self.tail._positions, self.publisher.queue
+        position, queue = self.tail._positions, self.sender.queue
         seen = position._open
         lanes = self.session.lanes
         return (
@@ -147,8 +145,8 @@ class Relay:
             ids(self.open),
             ids(queue.ready),
             tuple(sorted((key, ids(rows or ())) for key, rows in queue._in_flight_keys.items())),
-            ids(self.publisher.confirmed),
-            ids(fault.row for fault in self.publisher.faulty),
+            ids(self.sender.confirmed),
+            ids(fault.row for fault in self.sender.faulty),
             tuple((lane, position._floors.get(lane, -1), tuple(position._window.ids(lane))) for lane in lanes.held),
             tuple(sorted(position._gone_back.items())),
             tuple(seen._since.values()),  # of the one transaction that stays open
@@ -205,9 +203,9 @@ class Course:
             yield Step(f"confirm {row.id}", partial(relay.settle, row, Outcome.CONFIRMED))
             if self.refusals < self.limits.refusals and not row.attempts:
                 yield Step(f"refuse {row.id}", partial(self.refuse, relay, row))
-        if relay.publisher.confirmed or relay.publisher.faulty:
+        if relay.sender.confirmed or relay.sender.faulty:
             yield Step("mark", relay.mark)
-        if relay.publisher.faulty and self.put_back < self.limits.put_back:
+        if relay.sender.faulty and self.put_back < self.limits.put_back:
             yield Step("mark, and put back", partial(relay.mark, is_locked=True))
         for number in range(LANES + 1) if self.moves < self.limits.moves else ():
             free = LANES - len(self.world.owners)

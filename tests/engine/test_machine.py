@@ -1,6 +1,6 @@
 """Any order of commits, reads, outcomes, marks and losses: what is sent, and what is sent before what.
 
-Tail and publisher are real, the table and the broker are not (world.py): so thousands of courses fit into seconds.
+Tail and sender are real, the table and the broker are not (world.py): so thousands of courses fit into seconds.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read import positions, tail
 from relay.engine.read.tail import Tail
 from relay.engine.row import Key, Outcome, Row, Settled
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from tests.engine.recording_wire import RecordingWire
 from tests.engine.world import LANES, GivesUp, OpenTransaction, SteppedLoop, World, WorldSession
@@ -67,8 +67,8 @@ class Relaying(RuleBasedStateMachine):
         self.loop.do(self._connect())
 
     async def _connect(self) -> None:
-        self.publisher = Publisher(self.policy, self.settings.max_in_flight)
-        self.publisher.attach(self.wire)
+        self.sender = Sender(self.policy, self.settings.max_in_flight)
+        self.sender.attach(self.wire)
         await self._open_session()
 
     async def _open_session(self) -> None:
@@ -139,7 +139,7 @@ class Relaying(RuleBasedStateMachine):
         kept = [row for row in window if row.key in self.held]
         self._park(kept)
         rows = self.tail.hold_rows([row for row in window if row.key not in self.held])
-        self.publisher.offer(rows, behind=behind)
+        self.sender.offer(rows, behind=behind)
 
     @precondition(lambda self: len(self.world.running) > 1)
     @rule(which=ANY, other=ANY)
@@ -174,7 +174,7 @@ class Relaying(RuleBasedStateMachine):
     @rule()
     def give_up_what_leaves(self) -> None:
         leaving = self.session.lanes.leaving
-        self.tail.hand_back(self.publisher.give_back(leaving))
+        self.tail.hand_back(self.sender.give_back(leaving))
         self.session.lanes.release([lane for lane in leaving if self.tail.is_clear(lane)])
 
     @rule()
@@ -203,18 +203,18 @@ class Relaying(RuleBasedStateMachine):
         row = self.wire.open.pop(which % len(self.wire.open))
         if outcome is Outcome.CONFIRMED:
             self.confirmed.add(row.id)
-        self.publisher.settle(Settled((row,), outcome, "because"))
+        self.sender.settle(Settled((row,), outcome, "because"))
 
     @rule()
     def lose_the_broker(self) -> None:
-        self.publisher.attach(None)
+        self.sender.attach(None)
         self._lose_what_is_in_flight()
-        self.publisher.attach(self.wire)
+        self.sender.attach(self.wire)
 
     @rule(is_locked=st.booleans())
     def mark(self, is_locked: bool = False) -> None:
         """Write what has settled; a lock may keep a row from being parked, which is then put back."""
-        confirmed, faulty = self.publisher.take_settled()
+        confirmed, faulty = self.sender.take_settled()
         self.world.clock += BETWEEN
         if confirmed:
             self.session.written_at = self.world.clock
@@ -228,7 +228,7 @@ class Relaying(RuleBasedStateMachine):
             written.attempts += 1
             if written.attempts < MAX_ATTEMPTS:
                 written.due = self.world.clock + 0.5
-                self.tail.back_off(row, written.due, self.publisher.queue.put_off(row))
+                self.tail.back_off(row, written.due, self.sender.queue.put_off(row))
                 continue
             assert reason == "because"
             self._park([row, *self._leave_key(row)])
@@ -237,11 +237,11 @@ class Relaying(RuleBasedStateMachine):
 
     @rule()
     def lose_the_session(self) -> None:
-        self.publisher.attach(None)
+        self.sender.attach(None)
         self._lose_what_is_in_flight()
-        self.loop.do(self.publisher.abandon())
+        self.loop.do(self.sender.abandon())
         self.loop.do(self._open_session())
-        self.publisher.attach(self.wire)
+        self.sender.attach(self.wire)
 
     @invariant()
     def each_is_sent_after_its_predecessors(self) -> None:
@@ -286,8 +286,8 @@ class Relaying(RuleBasedStateMachine):
 
     def _leave_key(self, row: Row) -> list[Row]:
         if self.settings.key_policy is KeyPolicy.HOLD:
-            return self.publisher.queue.remove_followers(row)
-        self.publisher.queue.release_key(row)
+            return self.sender.queue.remove_followers(row)
+        self.sender.queue.release_key(row)
         return []
 
     def _park(self, rows: list[Row]) -> None:
@@ -298,7 +298,7 @@ class Relaying(RuleBasedStateMachine):
     def _lose_what_is_in_flight(self) -> None:
         lost, self.wire.open = self.wire.open, []
         if lost:
-            self.publisher.settle(Settled(lost, Outcome.UNKNOWN, "lost"))
+            self.sender.settle(Settled(lost, Outcome.UNKNOWN, "lost"))
 
 
 TestRelaying = Relaying.TestCase

@@ -1,4 +1,4 @@
-"""What the publisher needs from a channel in confirm mode, and what the broker's answers mean.
+"""What the sender needs from a channel in confirm mode, and what the broker's answers mean.
 
 `FrameWire` (frames.py) is the implementation. tests/engine/test_wire.py compares it with the library's documented
 interface.
@@ -101,7 +101,7 @@ def _is_named(address: Address, words: str) -> bool:
 
 
 class Wire(Protocol):
-    """What the publisher needs from a channel."""
+    """What the sender needs from a channel."""
 
     @property
     def in_flight(self) -> int:

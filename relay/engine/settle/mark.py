@@ -16,7 +16,7 @@ from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
 from relay.engine.row import Blame, Fault, Row, pieces
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession, Retry, places, retried
 from relay.engine.settle.put_away import ClosedError, PutAway
 from relay.engine.settle.quarantine import ParkedKeys, Quarantine
@@ -111,7 +111,7 @@ class Marker:
         self,
         session: LaneSession,
         tail: Tail,
-        publisher: Publisher,
+        sender: Sender,
         held: ParkedKeys,
         *,
         quarantine: Quarantine,
@@ -122,7 +122,7 @@ class Marker:
     ) -> None:
         self._session = session
         self._tail = tail
-        self._publisher = publisher
+        self._sender = sender
         self._held = held
         self._quarantine = quarantine
         self._parking = held.parking
@@ -135,10 +135,10 @@ class Marker:
         self._marked_at = 0.0
 
     async def run(self) -> None:
-        """Mark until the publisher has stopped, and the outcome of each row in flight is written."""
-        while await self._publisher.wait_settled():
+        """Mark until the sender has stopped, and the outcome of each row in flight is written."""
+        while await self._sender.wait_settled():
             await self._gather()
-            confirmed, faulty = self._publisher.take_settled()
+            confirmed, faulty = self._sender.take_settled()
             for start in range(0, len(confirmed), ROWS_PER_MARK):
                 await self._sent(confirmed[start : start + ROWS_PER_MARK])
             if of_addresses := [fault for fault in faulty if fault.blame is Blame.ADDRESS]:
@@ -149,9 +149,9 @@ class Marker:
     async def _gather(self) -> None:
         """Wait for more rows if the last mark was just now: a statement costs as much as twenty rows."""
         loop = asyncio.get_running_loop()
-        interval = BUSY_MARK_INTERVAL if self._publisher.in_flight > BUSY_IN_FLIGHT else MARK_INTERVAL
+        interval = BUSY_MARK_INTERVAL if self._sender.in_flight > BUSY_IN_FLIGHT else MARK_INTERVAL
         wait = self._marked_at + interval - loop.time()
-        if wait > 0 and len(self._publisher.confirmed) < ROWS_WORTH_A_MARK:
+        if wait > 0 and len(self._sender.confirmed) < ROWS_WORTH_A_MARK:
             await asyncio.sleep(wait)
         self._marked_at = loop.time()
 
@@ -215,7 +215,7 @@ class Marker:
         self._tail.forget(rows)
         self._quarantine.note_sent(rows)
         for row in rows:
-            self._publisher.queue.release_key(row)
+            self._sender.queue.release_key(row)
 
     @retried
     async def _write_discarded(self, rows: Sequence[Row], reason: str) -> None:
@@ -226,7 +226,7 @@ class Marker:
         seconds = backoff(row.attempts, self._settings.backoff_initial, self._settings.backoff_max)
         until = await self._write_postponed(row, reason, seconds)
         log.warning("message.postponed", id=row.id, attempts=row.attempts, seconds=round(seconds, 2), reason=reason)
-        self._tail.back_off(row, until, self._publisher.queue.put_off(row))
+        self._tail.back_off(row, until, self._sender.queue.put_off(row))
 
     @retried
     async def _write_postponed(self, row: Row, reason: str, seconds: float) -> float:
@@ -259,7 +259,7 @@ class Marker:
 
     def _leave_key(self, row: Row) -> list[Row]:
         """Return the rows that wait behind a row that is put away, or let its key go on and return no rows."""
-        queue = self._publisher.queue
+        queue = self._sender.queue
         if row.key is not None and self._policy.put_away_holds_key:
             return queue.remove_followers(row)
         queue.release_key(row)

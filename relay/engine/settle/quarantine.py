@@ -35,8 +35,8 @@ from psycopg.sql import SQL
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail, first_ids
 from relay.engine.row import Fault, Key, Row, fetch_rows, give_bytes, key_of, pieces
-from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Address, Router
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
 from relay.engine.settle.put_away import ClosedError, PutAway
 from relay.engine.settle.quarantine_table import Entry, Left, Place, QuarantineTable, key_from, names, parameters_of
@@ -249,7 +249,7 @@ class Quarantine:
         self,
         session: LaneSession,
         tail: Tail,
-        publisher: Publisher,
+        sender: Sender,
         router: Router,
         *,
         policy: DeliveryPolicy,
@@ -259,7 +259,7 @@ class Quarantine:
         self.door = PutAway(session, tail, retry)
         self._table = QuarantineTable(session, retry, self.door)
         self._tail = tail
-        self._publisher = publisher
+        self._sender = sender
         self._router = router
         self._holding = policy.put_away_holds_key
         self._routes: dict[Address, QuarantinedRoute] = {}
@@ -335,7 +335,7 @@ class Quarantine:
             if route is None or route.works:
                 free.append(row)
             elif route.probe == (row.lane, row.id) and not route.is_paused:
-                self._publisher.queue.send_alone(row.id)
+                self._sender.queue.send_alone(row.id)
                 free.append(row)
             else:
                 waiting.append(row)
@@ -353,7 +353,7 @@ class Quarantine:
 
     async def _take(self, returned: Sequence[Row], reasons: Mapping[Address, str]) -> None:
         """Set aside these rows, and all rows for these addresses that wait to be sent."""
-        queue = self._publisher.queue
+        queue = self._sender.queue
 
         def is_bound_there(row: Row) -> bool:
             return self._router.address(row) in reasons
@@ -372,7 +372,7 @@ class Quarantine:
         followers = [row for row in waiting if not is_bound_there(row)]
         for row in heads:
             followers += queue.remove_followers(row)
-        self._publisher.offer(self._tail.hold_rows(await self._hold_followers(followers)))
+        self._sender.offer(self._tail.hold_rows(await self._hold_followers(followers)))
 
     async def put_back(self, row: Row) -> bool:
         """If this row, which is itself at fault, was a probe, put it back into quarantine; return whether it was.

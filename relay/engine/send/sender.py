@@ -1,9 +1,9 @@
 """Send the rows that may go, and decide what follows from each outcome.
 
-With one row of a key at a time, the publisher sends no row of a key before the row ahead of it is settled. The broker
+With one row of a key at a time, the sender sends no row of a key before the row ahead of it is settled. The broker
 refuses rows while a quorum queue elects its leader; no later row of the key can then overtake the refused one. Rows of
 other keys fill the window meanwhile.
-Otherwise the publisher sends rows as they come, and sends a refused row again later.
+Otherwise the sender sends rows as they come, and sends a refused row again later.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes h
 LIVE_FOR = 1.0  # seconds after the last row that came while another lane had a backlog
 
 
-class Publisher:
+class Sender:
     """The rows between the table and the broker: the tail offers them, and the marker takes the settled ones.
 
     Args:
@@ -219,7 +219,7 @@ class Publisher:
         return rows
 
     async def wait_settled(self) -> bool:
-        """Wait for settled rows; False when the publisher has stopped and no row is in flight.
+        """Wait for settled rows; False when the sender has stopped and no row is in flight.
 
         The caller has written the rows that it took before to the table.
         """
@@ -244,7 +244,7 @@ class Publisher:
     async def abandon(self) -> None:
         """Forget every row, as the session that held their lanes is lost. Return when no row is in flight.
 
-        The publisher remembers which rows the broker confirmed. When it gets them again, it does not send them again.
+        The sender remembers which rows the broker confirmed. When it gets them again, it does not send them again.
         """
         self.stop()
         if self._prober is not None:
@@ -297,12 +297,12 @@ class SendQueue:
     """The rows that were offered and are not in flight.
 
     Args:
-        max_in_flight: see `Publisher`.
+        max_in_flight: see `Sender`.
         on_ready: called when rows have become ready by a timer, by the broker's answer or by `release_key`.
         on_refused: gets rows whose address the broker refuses, and the broker's words; the rows were not sent.
     Attributes:
-        ready: the rows that may go now, in order; the publisher takes them from the left.
-        checks, backpressure: while checks are on or lines exist, the publisher takes rows by `take_checked`.
+        ready: the rows that may go now, in order; the sender takes them from the left.
+        checks, backpressure: while checks are on or lines exist, the sender takes rows by `take_checked`.
         alone: ids of rows that go out alone on a channel.
         suspects: rows that go one at a time.
         live_until: until this moment (monotonic) a backlog gets a part of the room (`LIVE_PART`).
