@@ -19,8 +19,9 @@ from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.nodes.lanes import Lanes
 from relay.engine.read import positions, tail
 from relay.engine.read.floors import Floors
+from relay.engine.read.gate import Gate
 from relay.engine.read.tail import Tail
-from relay.engine.row import Outcome, Row, Settled
+from relay.engine.row import Address, Outcome, Row, Settled
 from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from relay.observe.histogram import Histogram
@@ -75,6 +76,7 @@ class Relay:
         self.sender = Sender(POLICY, max_in_flight=LANES)
         self.sender.attach(cast("Any", self))
         self.tail = Tail(session, course.limits.settings, POLICY, GivesUp())
+        self.gate = Gate(self.tail, session.lanes, address_of)
         self.floors = Floors(session, self.tail, GivesUp())
         self.lanes = Lanes(session, self.tail, self.sender, floors=self.floors, health=Health(), learn=_learn_nothing)
 
@@ -92,14 +94,14 @@ class Relay:
                 self.session.reads, self.session.between_reads = 0, between
                 rows = await self.tail._next_rows()
                 self.session.between_reads = between = None
-                self.sender.offer(self.tail.hold_rows(rows))
+                self.sender.offer(self.gate.free_now(rows))
 
     async def read_ahead(self, between: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         self.session.between_reads = between
         rows = await self.tail._rows_ahead()
         self.session.between_reads = None
         self.course.ahead += bool(rows)
-        self.sender.offer(self.tail.hold_rows(rows), behind=())
+        self.sender.offer(self.gate.free_now(rows), behind=())
 
     async def read_what_was_held(self) -> None:
         """Read rows of keys that are held, as far as the relay knows; the table does not hold them any more."""
@@ -144,7 +146,7 @@ class Relay:
             tuple(lanes.leaving),
             ids(self.open),
             ids(queue.ready),
-            tuple(sorted((key, ids(rows or ())) for key, rows in queue._in_flight_keys.items())),
+            tuple(sorted((key, ids(rows or ())) for key, rows in queue.keys._behind.items())),
             ids(self.sender.confirmed),
             ids(fault.row for fault in self.sender.faulty),
             tuple((lane, position._floors.get(lane, -1), tuple(position._window.ids(lane))) for lane in lanes.held),
@@ -152,8 +154,8 @@ class Relay:
             tuple(seen._since.values()),  # of the one transaction that stays open
             tuple(at for _, at in seen._positions),
             seen.watermark(self.tail._known_until),
-            tuple(sorted(self.tail._left_keys)),
-            tuple(sorted((key, each.first) for key, each in self.tail._backing_off._waits.items() if key)),
+            tuple(sorted(self.tail.left_keys)),
+            tuple(sorted((key, each.first) for key, each in self.tail.backing_off._waits.items() if key)),
             tuple(sorted(self.tail._ahead.after.items())),
             self.floors._saved == self.tail.floors(),
         )
@@ -284,7 +286,7 @@ class Course:
         position, lane = relay.tail._positions, written.row.lane
         seen = position._open
         floor = min(position._floors[lane], seen.floor(seen.watermark(relay.tail._known_until)))
-        waits = relay.tail._backing_off.first().get(lane, id_ + 1)
+        waits = relay.tail.backing_off.first().get(lane, id_ + 1)
         return id_ > floor or id_ in position._window.ids(lane) or written.xid in seen._since or waits <= id_
 
     def print(self) -> Any:
@@ -307,6 +309,10 @@ class Course:
             tuple(sorted(self.confirmed)),
             tuple(sorted(relay.print() for relay in self.relays)),
         )
+
+
+def address_of(_: Row) -> Address:
+    return Address(b"", b"queue")
 
 
 async def _learn_nothing(_lanes: Collection[int]) -> None:

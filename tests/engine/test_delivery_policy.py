@@ -69,7 +69,7 @@ async def test_a_row_that_backs_off_takes_its_followers_along_and_may_hold_its_k
 
     followers = sender.queue.put_off(first)
     waits.add(first, 10.0, followers)
-    free, _ = waits.hold_rows([third], 0.0)
+    _, free = waits.split([third], 0.0)
 
     holds = CELLS[ordering, key_policy].backoff_holds_key
     assert followers == ([second] if holds else [])

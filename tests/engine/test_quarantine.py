@@ -10,13 +10,14 @@ from aio_pika.abc import AbstractChannel
 
 from relay.config.settings import DatabaseSettings, RelaySettings, Route, Settings, Unroutable
 from relay.engine.nodes.lanes import lock_lanes
+from relay.engine.read.gate import Gate
 from relay.engine.read.tail import Tail
-from relay.engine.row import ROWS_PER_MOVE, Row
-from relay.engine.send.routes import Address, Router
+from relay.engine.row import ROWS_PER_MOVE, Address, Place, Row
+from relay.engine.send.routes import Router
 from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.quarantine import PROBES_AT_A_TIME, Quarantine
-from relay.engine.settle.quarantine_table import Entry, Place, QuarantineTable
+from relay.engine.settle.quarantine_table import Entry, QuarantineTable
 from relay.jobs.job import Job
 from relay.operate.parked.change import run_rows
 from relay.operate.routes.discard import order_discard
@@ -161,7 +162,8 @@ async def test_a_route_may_have_been_left_and_entered_again_by_others(
         session.lanes.take(await lock_lanes(session))
         retry = unhurried(session)
         tail, sender = Tail(session, settings, IN_ORDER, retry), Sender(IN_ORDER, settings.max_in_flight)
-        quarantine = Quarantine(session, tail, sender, Router([], "outbox"), policy=IN_ORDER, retry=retry)
+        gate = Gate(tail, session.lanes, Router([], "outbox").address)
+        quarantine = Quarantine(session, tail, gate, sender, policy=IN_ORDER, retry=retry)
         await enter()
         await quarantine.load()
         await enter()

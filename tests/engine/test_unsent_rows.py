@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 
 from relay.config.settings import KeyPolicy, Ordering
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.row import Key, Outcome, Row, Settled
+from relay.engine.row import Address, Key, Outcome, Row, Settled
 from relay.engine.send import backpressure, exchange_checks, sender, wire
 from relay.engine.send.probe import Prober
-from relay.engine.send.routes import Address, Router
+from relay.engine.send.routes import Router
 from relay.engine.send.sender import Sender
 from tests.engine.recording_wire import RecordingWire
 from tests.engine.rows import ROW

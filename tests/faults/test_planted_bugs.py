@@ -58,7 +58,7 @@ def send_behind_a_nack(patch: pytest.MonkeyPatch) -> None:
     def settle_and_release(self: Sender, settled: Settled) -> None:
         if settled.outcome is Outcome.NACKED:
             for row in settled.rows:
-                waiting = self.queue._in_flight_keys.get(row.key) if row.key else None
+                waiting = self.queue.keys._behind.get(row.key) if row.key else None
                 if waiting:
                     self.queue.ready.extend(waiting)
                     waiting.clear()

@@ -46,7 +46,7 @@ log = get_logger(__name__)
 
 WATCH_INTERVAL, IDLE_INTERVAL = 0.25, 1.0  # seconds between two checks of a channel; the second while no row is on it
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
-HELD_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
+LASTED_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
 REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a hot loop
 # Seconds of refusals after which the relay replaces a channel; each replacement doubles them. A channel that was opened
 # while a quorum queue elects its leader keeps asking the old leader. RabbitMQ 3.10 then refuses every message on the
@@ -178,7 +178,7 @@ class BrokerLink:
                     lost = None
                     continue
                 lost, reason, is_refusal = connection, ended.reason, ended.is_refusal
-                if self._refusals.confirmed_at >= connected_at or loop.time() - connected_at >= HELD_AFTER:
+                if self._refusals.confirmed_at >= connected_at or loop.time() - connected_at >= LASTED_AFTER:
                     failures = 0
             if not self.up.is_set() and loop.time() >= give_up_at:
                 raise BrokerUnavailableError(reason, is_refusal=is_refusal)

@@ -18,8 +18,9 @@ from relay.engine.read.tail import Tail
 from relay.engine.row import Blame, Fault, Row, pieces
 from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession, Retry, places, retried
+from relay.engine.settle.parking import Parking
 from relay.engine.settle.put_away import ClosedError, PutAway
-from relay.engine.settle.quarantine import ParkedKeys, Quarantine
+from relay.engine.settle.quarantine import Quarantine
 from relay.logger import get_logger
 from relay.observe.histogram import Histogram
 from relay.runtime.backoff import backoff
@@ -112,7 +113,7 @@ class Marker:
         session: LaneSession,
         tail: Tail,
         sender: Sender,
-        held: ParkedKeys,
+        parking: Parking,
         *,
         quarantine: Quarantine,
         policy: DeliveryPolicy,
@@ -123,9 +124,8 @@ class Marker:
         self._session = session
         self._tail = tail
         self._sender = sender
-        self._held = held
+        self._parking = parking
         self._quarantine = quarantine
-        self._parking = held.parking
         self.discarding = PutAway(session, tail, retry)
         self._policy = policy
         self._delivered = delivered
@@ -142,7 +142,7 @@ class Marker:
             for start in range(0, len(confirmed), ROWS_PER_MARK):
                 await self._sent(confirmed[start : start + ROWS_PER_MARK])
             if of_addresses := [fault for fault in faulty if fault.blame is Blame.ADDRESS]:
-                await self._quarantine.take(of_addresses)
+                await self._quarantine.close(of_addresses)
             await self._faults(faulty)
             confirmed.clear()  # otherwise these rows stay in memory until the next ones settle
 
@@ -192,7 +192,7 @@ class Marker:
                 case Blame.ADDRESS:
                     pass  # the row waits in quarantine, and loses no attempt
                 case Blame.ROW if row.attempts < self._settings.max_attempts:
-                    if not await self._quarantine.put_back(row):
+                    if not await self._quarantine.put_probe_back(row):
                         await self._postpone(row, fault.reason)
                 case Blame.NOBODY:
                     unwanted.append(fault)
@@ -240,7 +240,7 @@ class Marker:
         try:
             are_parked = await self._write_parked(faults)
         except ClosedError:
-            self._put_back(self._parking, [fault.row for fault in faults])
+            self._put_back(self._parking.door, [fault.row for fault in faults])
             return
         if not are_parked:
             half = len(faults) // 2
@@ -253,9 +253,9 @@ class Marker:
             self._quarantine.end_probe(row)
             followers += self._leave_key(row)
             if row.key is not None and self._policy.put_away_holds_key:
-                self._held.add(row)
+                self._parking.keys.add(row)
         self._tail.forget([fault.row for fault in faults])
-        await self._held.park_behind(followers)
+        await self._parking.park_behind(followers)
 
     def _leave_key(self, row: Row) -> list[Row]:
         """Return the rows that wait behind a row that is put away, or let its key go on and return no rows."""
@@ -277,7 +277,7 @@ class Marker:
             "reasons": [fault.reason for fault in faults],
         }
         try:
-            async with self._parking.transaction(may_split=len(faults) > 1) as connection:
+            async with self._parking.door.transaction(may_split=len(faults) > 1) as connection:
                 await self._session.take_park_lock(connection)
                 if len(faults) > 1:  # a single row gets the whole time
                     await self._session.halve_timeout(connection)
