@@ -106,7 +106,7 @@ class Relay:
     async def read_what_was_held(self) -> None:
         """Read rows of keys that are held, as far as the relay knows; the table does not hold them any more."""
         self.course.left += 1
-        self.tail.leave(await self.tail._next_rows())
+        self.tail.read_again(await self.tail._next_rows())
 
     async def settle(self, row: Row, outcome: Outcome) -> None:
         self.open.remove(row)

@@ -155,7 +155,27 @@ class Relaying(RuleBasedStateMachine):
         self.sender.offer(self.loop.do(self.gate.admit(window, self, self)), behind=behind)
 
     async def park_behind(self, rows: Sequence[Row]) -> None:
-        self._park(rows)
+        self._park_behind(rows)
+
+    def _park_behind(self, rows: Sequence[Row]) -> None:
+        """Park them, but for those whose key has no parked row any more: they are read again, with what comes first."""
+        keys = {row.key for row in self.parked}
+        self._park([row for row in rows if row.key in keys])
+        if left := [row for row in rows if row.key not in keys]:
+            for row in left:
+                self.gate.parked.remove(row)
+            self.tail.read_again(left)
+
+    @precondition(lambda self: self.parked)
+    @rule(which=ANY)
+    def release(self, which: int) -> None:
+        """Let an operator retry a parked row, and those behind it; the relay does not hear of it."""
+        key = self.parked[which % len(self.parked)].key
+        self.parked = [row for row in self.parked if row.key != key]
+        self.world.change([], "")
+        for written in self.world.table.values():
+            if written.row.key == key and written.state == "parked":
+                written.state, written.attempts, written.due = "pending", 0, self.world.clock
 
     is_outdated = False
 
@@ -173,15 +193,16 @@ class Relaying(RuleBasedStateMachine):
     def send_alone(self, row: Row) -> None:
         raise AssertionError(f"{row.id} is no probe")
 
-    @rule(key=st.integers(0, 5), is_asked=st.booleans())
-    def park(self, key: int, is_asked: bool) -> None:
+    @rule(key=st.integers(0, 5), is_asked=st.booleans(), is_released=st.booleans())
+    def park(self, key: int, is_asked: bool, is_released: bool) -> None:
         """Few courses come to this by themselves: a row is parked before a later one of its key is read, or meanwhile.
 
         Args:
             is_asked: another address is in quarantine, so the gate asks the table about the rows that were read. The
                 row is parked during that.
+            is_released: an operator retries the row before those behind it are parked.
         """
-        self.write([key], commit=True)
+        self.write([key, key], commit=True)
         for _ in range(10):
             self._carry(2.0, refused=key)
             if self.sender.faulty:
@@ -189,9 +210,9 @@ class Relaying(RuleBasedStateMachine):
         self.write([key], commit=True)
         if is_asked:
             self.gate.routes[ELSEWHERE] = QuarantinedRoute(1, "it does not work", 0)
-            self.amid_asking = self.mark
+            self.amid_asking = partial(self.mark, is_released=is_released)
         else:
-            self.mark()
+            self.mark(is_released=is_released)
         for _ in range(2):
             self.pass_time(2.0)
             self.read()
@@ -269,7 +290,7 @@ class Relaying(RuleBasedStateMachine):
         self.sender.attach(self.wire)
 
     @rule(is_locked=st.booleans())
-    def mark(self, is_locked: bool = False) -> None:
+    def mark(self, is_locked: bool = False, is_released: bool = False) -> None:
         """Write what has settled; a lock may keep a row from being parked, which is then put back."""
         confirmed, faulty = self.sender.take_settled()
         self.world.clock += BETWEEN
@@ -288,10 +309,14 @@ class Relaying(RuleBasedStateMachine):
                 self.tail.back_off(row, written.due, self.sender.queue.put_off(row))
                 continue
             assert reason == "because"
-            self._park([row, *self._leave_key(row)])
+            self._park([row])
+            followers = self._leave_key(row)
             if self.settings.key_policy is KeyPolicy.HOLD:
                 self.parked.append(row)
                 self.gate.parked.add(row)
+                if is_released:
+                    self.release(-1)
+                self._park_behind(followers)
 
     @rule()
     def lose_the_session(self) -> None:
@@ -382,9 +407,20 @@ def forget_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
         return heads
 
     patch.setattr(KeysUnderWay, "heads", let_all_go)
+    patch.setattr(KeysUnderWay, "release_key", lambda *_: None)
 
 
-HOLES = [forget_what_was_parked_meanwhile, forget_parked_keys, forget_what_is_under_way]
+def forget_what_is_read_again(patch: pytest.MonkeyPatch) -> None:
+    read_again = Tail.read_again
+
+    def read_again_and_forget(tail: Tail, rows: Collection[Row]) -> None:
+        read_again(tail, rows)
+        tail.left_keys.clear()
+
+    patch.setattr(Tail, "read_again", read_again_and_forget)
+
+
+HOLES = [forget_what_was_parked_meanwhile, forget_parked_keys, forget_what_is_under_way, forget_what_is_read_again]
 
 
 @pytest.mark.parametrize("plant", HOLES, ids=lambda plant: plant.__name__)

@@ -129,7 +129,7 @@ class Gate:
             free = [row for row in free if row.lane not in leaving]
         if tail.left_keys and (later := [row for row in free if row.key in tail.left_keys]):
             # Rows of these keys come before them.
-            tail.leave(later)
+            tail.read_again(later)
             free = [row for row in free if row.key not in tail.left_keys]
         return free
 
@@ -156,14 +156,14 @@ class ParkedKeys:
         """Note that this row is parked; the later rows of its key wait."""
         self._added.add(row.key)
         hashes = self._hashes.setdefault(row.lane, array("q"))
-        place, found = find(hashes, row)
+        place, found = _find(hashes, row)
         if not found:
             hashes.insert(place, hash(key_of(row)))
 
     def remove(self, row: Row) -> None:
         """Note that the key of this row has no parked row any more."""
         hashes = self._hashes.get(row.lane, array("q"))
-        place, found = find(hashes, row)
+        place, found = _find(hashes, row)
         if found:
             del hashes[place]
         if not hashes:
@@ -182,11 +182,11 @@ class ParkedKeys:
         free: list[Row] = []
         for row in window:
             hashes = self._hashes.get(row.lane)
-            (behind if hashes and find(hashes, row)[1] else free).append(row)
+            (behind if hashes and _find(hashes, row)[1] else free).append(row)
         return behind, free
 
 
-def find(hashes: "array[int]", row: Row) -> tuple[int, bool]:
+def _find(hashes: "array[int]", row: Row) -> tuple[int, bool]:
     """Return where the hash of a row's key is among these, or belongs, and whether it is there."""
     wanted = hash(key_of(row))
     place = bisect_left(hashes, wanted)
@@ -249,7 +249,7 @@ class KeysUnderWay:
                     keys[key] = waiting or None
         return following
 
-    def release(self, row: Row) -> Row | None:
+    def release_key(self, row: Row) -> Row | None:
         """Let the key of a faulty row go on without it; return the next row of the key, if there is one."""
         if self._by_key and (key := row.key) is not None and (waiting := self._behind.pop(key)) is not None:
             following = waiting.pop(0)
@@ -257,12 +257,12 @@ class KeysUnderWay:
             return following
         return None
 
-    def keep(self, behind: dict[Key, list[Row]]) -> None:
+    def add_behind(self, behind: dict[Key, list[Row]]) -> None:
         """Let these rows wait, by key (pipelined), as a row of each key was refused before it was sent."""
         for key, rows in behind.items():
             self._behind[key] = [*(self._behind.get(key) or ()), *rows]
 
-    def remove(self, row: Row) -> list[Row]:
+    def remove_followers(self, row: Row) -> list[Row]:
         """Forget the key of a faulty row; remove and return the rows behind it, in order."""
         waiting = None if row.key is None else self._behind.pop(row.key, None)
         return waiting or []

@@ -120,7 +120,7 @@ class Tail:
         if self._positions.has_room():
             self._room.set()
 
-    def leave(self, rows: Collection[Row]) -> None:
+    def read_again(self, rows: Collection[Row]) -> None:
         """Leave rows to the table, and read them again at once, in order with what the table has by then."""
         self.forget(rows)
         self.left_keys.update(row.key for row in rows if row.key is not None)

@@ -402,7 +402,7 @@ class SendQueue:
             if row.key in behind:
                 behind[row.key].append(row)
         self.ready = deque(row for row in self.ready if row.key not in behind)
-        self.keys.keep(behind)
+        self.keys.add_behind(behind)
 
     def put_first(self, rows: Sequence[Row]) -> None:
         """Send these rows before all others."""
@@ -441,13 +441,13 @@ class SendQueue:
 
     def release_key(self, row: Row) -> None:
         """Let the key of a faulty row go on without it."""
-        if (following := self.keys.release(row)) is not None:
+        if (following := self.keys.release_key(row)) is not None:
             self.ready.append(following)
         self._on_ready()
 
     def remove_followers(self, row: Row) -> list[Row]:
         """Remove and return the rows behind a faulty row, in order; its key is not under way any more."""
-        return self._withdrawn(self.keys.remove(row))
+        return self._withdrawn(self.keys.remove_followers(row))
 
     def withdraw(self, matches: Callable[[Row], bool]) -> Withdrawn:
         """Remove and return the rows that match, with the rows behind them if a row that is put away holds its key."""

@@ -142,7 +142,7 @@ class Marker:
             for start in range(0, len(confirmed), ROWS_PER_MARK):
                 await self._sent(confirmed[start : start + ROWS_PER_MARK])
             if of_addresses := [fault for fault in faulty if fault.blame is Blame.ADDRESS]:
-                await self._quarantine.close(of_addresses)
+                await self._quarantine.close_routes(of_addresses)
             await self._faults(faulty)
             confirmed.clear()  # otherwise these rows stay in memory until the next ones settle
 

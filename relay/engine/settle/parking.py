@@ -120,7 +120,7 @@ class Parking:
             for row in left:
                 if row.key not in still_parked:
                     self.keys.remove(row)
-            self._tail.leave(left)
+            self._tail.read_again(left)
         if parked:
             log.warning("messages.held", rows=len(parked))
 

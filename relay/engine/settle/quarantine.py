@@ -15,7 +15,7 @@ row is offered while an earlier row of its key is in quarantine:
 - Rows come back only between two windows, when no read has begun and every row that was read is offered. The tail then
   reads from the first of them, so the rows of a key come by their ids.
 - A row that was read goes behind the earlier row of its key (`find_behind`), and comes back after it.
-- A row that the broker returns takes along the rows that wait behind it in the queue (`_close`).
+- A row that the broker returns takes along the rows that wait behind it in the queue (`_close_routes`).
 - A probe is the first row of its key, and no row of that key is in flight or backs off.
 """
 
@@ -116,7 +116,7 @@ class Quarantine:
                 route.reason = paused[address] = entry.reason
                 self._pause(address, route)
         if paused:  # with each load: a row in flight at the pause may have been refused since, to be sent again
-            await self._close([], paused)
+            await self._close_routes([], paused)
         for address, route in self._routes.items():
             if route.is_paused and address not in paused:
                 log.info("route.resumed", **names(address))
@@ -140,15 +140,15 @@ class Quarantine:
         """Send a row alone on a channel, as a probe; the caller offers the row next."""
         self._sender.queue.send_alone(row.id)
 
-    async def close(self, faults: Sequence[Fault]) -> None:
+    async def close_routes(self, faults: Sequence[Fault]) -> None:
         """Put the addresses of these rows into quarantine, with all rows for these addresses that were not sent."""
         reasons = {self._address_of(fault.row): fault.reason for fault in reversed(faults)}  # the first of each
         rows = [fault.row for fault in faults]
         self._trust.note_returned(rows)
         async with self._turn:
-            await self._close(rows, reasons)
+            await self._close_routes(rows, reasons)
 
-    async def _close(self, returned: Sequence[Row], reasons: Mapping[Address, str]) -> None:
+    async def _close_routes(self, returned: Sequence[Row], reasons: Mapping[Address, str]) -> None:
         """Set aside these rows, and all rows for these addresses that wait to be sent."""
         queue = self._sender.queue
 
@@ -182,7 +182,7 @@ class Quarantine:
         reason = self._routes[address].reason  # read before the wait: the route may be released meanwhile
         async with self._turn:
             await self._table.note_failure(row)
-            await self._close([row], {address: reason})
+            await self._close_routes([row], {address: reason})
         return True
 
     def end_probe(self, row: Row, *, at_once: bool = True) -> Address | None:
