@@ -10,11 +10,12 @@ A row that was read goes to the sender, unless one of these keeps it in the tabl
 5. Its lane leaves this node, as another node takes it or an operator has paused it: the row is left to the table.
 6. Rows of its key that come before it were left to the table since it was read: they are read again together.
 
-The sender asks two more questions of the rows that it gets:
+The sender asks two more questions about the rows that it gets:
 
 7. Was the row confirmed in an earlier session, and perhaps not marked (`Unmarked`)? Then it is marked, and not sent.
 8. Is another row of its key under way (`KeysUnderWay`)? Then the row waits in memory until that one is settled.
 
+While the broker refuses rows, the sender also waits for its answers (`exchange_checks.py`, `backpressure.py`).
 A row that is under way is not read again (`positions.py`).
 What moves rows in the table, in `settle`, notes here what is closed and what is open again.
 """
@@ -128,7 +129,7 @@ class Gate:
             tail.hand_back([row for row in free if row.lane in leaving])
             free = [row for row in free if row.lane not in leaving]
         if tail.left_keys and (later := [row for row in free if row.key in tail.left_keys]):
-            # Rows of these keys come before them.
+            # Rows of their keys come before them.
             tail.read_again(later)
             free = [row for row in free if row.key not in tail.left_keys]
         return free
