@@ -23,6 +23,7 @@ What moves rows in the table, in `settle`, notes here what is closed and what is
 import asyncio
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -238,17 +239,16 @@ class KeysUnderWay:
             heads.append(row)
         return heads
 
-    def confirm(self, rows: Iterable[Row]) -> list[Row]:
-        """Return the next row of each key of confirmed rows: it may go now."""
-        following: list[Row] = []
+    def confirm(self, rows: Iterable[Row], ready: deque[Row]) -> None:
+        """Move the next row of each key of confirmed rows to `ready`, as it may go now."""
         if self._by_key:
             keys = self._behind
             for key in map(key_of, rows):
                 waiting = keys.pop(key, None)
                 if waiting is not None:
-                    following.append(waiting.pop(0))
+                    # To the front: otherwise a long queue behind one key would finish last, one row at a time.
+                    ready.appendleft(waiting.pop(0))
                     keys[key] = waiting or None
-        return following
 
     def release_key(self, row: Row) -> Row | None:
         """Let the key of a faulty row go on without it; return the next row of the key, if there is one."""

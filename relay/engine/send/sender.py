@@ -425,8 +425,7 @@ class SendQueue:
 
     def confirm(self, rows: Iterable[Row]) -> None:
         """Make the next row of each of their keys ready."""
-        # To the front: otherwise a long queue behind one key would finish last, one row at a time.
-        self.ready.extendleft(self.keys.confirm(rows))
+        self.keys.confirm(rows, self.ready)
         if self._nacks or self._nacked:
             for row in rows:
                 self._nacks.pop(row.id, None)
