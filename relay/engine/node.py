@@ -136,7 +136,7 @@ class Parts:
     membership: Membership
 
     def beside(self, session: LaneSession) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
-        """Yield what runs beside the loop until cancelled, each with a name."""
+        """Yield what runs at the same time as the loop until cancelled, each with a name."""
         yield "membership", self.membership.run()
         yield "published", self.membership.keep_clear()
         yield "lanes", self.lanes.run()

@@ -83,7 +83,7 @@ class RefusesAllError(ConnectionClosed):
 
 
 class WireUser(Protocol):
-    """What a link attaches its wires to: a `Sender`, or another owner of rows that are to be sent."""
+    """What a link attaches its wires to: a `Sender`, or another owner of rows."""
 
     confirm_times: Histogram
 
