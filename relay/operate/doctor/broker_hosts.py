@@ -47,7 +47,7 @@ class OpenHost:
 
     @property
     def properties(self) -> dict[str, Any]:
-        """What it tells about itself."""
+        """What it says about itself."""
         assert self.connection.transport is not None, "it is connected"  # noqa: S101
         return dict(self.connection.transport.connection.server_properties)
 
@@ -132,7 +132,7 @@ def clusters(hosts: list[OpenHost]) -> Iterator[Finding]:
         name, home = homes[0]
         yield Finding(check, Verdict.OK, f"every host is of cluster {name}, virtual host {home}")
         return
-    told = ", ".join(
+    places = ", ".join(
         f"{host.place} of cluster {name}, virtual host {vhost}"
         for host, (name, vhost) in zip(hosts, homes, strict=True)
     )
@@ -140,7 +140,7 @@ def clusters(hosts: list[OpenHost]) -> Iterator[Finding]:
         "list the nodes of one cluster with one virtual host in broker.url: after a failover the messages would go"
         " elsewhere (`rabbitmqctl cluster_status` names the nodes)"
     )
-    yield Finding(check, Verdict.FAILED, f"the hosts do not lead to one place: {told}", remedy)
+    yield Finding(check, Verdict.FAILED, f"the hosts do not lead to one place: {places}", remedy)
 
 
 def capabilities(hosts: Iterable[OpenHost]) -> Iterator[Finding]:
@@ -165,7 +165,7 @@ def net_ticktime(_: Iterable[OpenHost]) -> Iterator[Finding]:
 
 
 async def alarms(hosts: Iterable[OpenHost]) -> AsyncIterator[Finding]:
-    """See that each host takes messages: it tells that it does not only to who publishes.
+    """See that each host takes messages: it says that it does not only to who publishes.
 
     What is published has no address, and is refused besides.
     """

@@ -1,6 +1,6 @@
 """Questions to a broker that change nothing, each on a separate channel: a wrong one closes the channel.
 
-AMQP has no verb to ask what an exchange is like, or whether we may publish to it. RabbitMQ tells it all the same when
+AMQP has no verb to ask what an exchange is like, or whether we may publish to it. RabbitMQ shows it all the same when
 it refuses. It looks at what was asked for in a fixed order, and the last thing that it looks at is one that we made
 impossible. Nothing is declared and nothing is routed, also when what we ask about goes away at this moment.
 """
@@ -57,7 +57,7 @@ class Reply:
 
     @property
     def difference(self) -> tuple[str, str] | None:
-        """The first thing that is not as was asked for, and how it is; None when the words tell no such thing."""
+        """The first thing that is not as was asked for, and how it is; None when the words name no such thing."""
         found = DIFFERS.search(self.words) if self.answer is Answer.REFUSED else None
         return (found[1], found[2]) if found else None
 
