@@ -32,7 +32,7 @@ from relay.consume.message import Delivery, Unreadable, read_delivery
 from relay.consume.setup import Setup
 from relay.consume.startup import keep_asking, keep_up
 from relay.consume.worker import KeyQueue, Repeats, Worker
-from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
+from relay.errors import BrokerUnavailableError, ConfigurationError, PublicReason, QueueMissingError
 from relay.logger import get_logger
 from relay.servers.postgres.database import CANCEL_TIMEOUT
 from relay.servers.rabbitmq.connection import answer_within, words
@@ -151,7 +151,9 @@ class ChannelConsumer:
         if self._setup.stop.is_set():
             return
         if self._cancelled.is_set():
-            raise BrokerUnavailableError(f"queue {self._setup.queue!r} was deleted or lost its leader")
+            raise BrokerUnavailableError(
+                f"queue {self._setup.queue!r} was deleted or lost its leader", public=PublicReason.QUEUE_GONE
+            )
         raise BrokerUnavailableError("the channel was closed")
 
     async def _deliver(self, delivered: DeliveredMessage) -> None:

@@ -34,8 +34,9 @@ from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissin
 from relay.logger import get_logger
 from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
 from relay.runtime.forks import Opened
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.stopping import cut_after, shared_signals
-from relay.servers.rabbitmq.connection import Connection, connect, kind_of_end, open_channel_within, words
+from relay.servers.rabbitmq.connection import Connection, connect, hindrance_of, kind_of_end, open_channel_within
 
 BESIDE_THE_WORKERS = 3  # database connections: for statements of the consumer, for held messages and for days
 
@@ -96,24 +97,24 @@ class Consumer:
     def counters(self) -> Counters:
         return self.setup.counters
 
-    def hindrances(self) -> dict[str, str]:
+    def hindrances(self) -> dict[str, Hindrance]:
         """Return what keeps it from its work now, by part ("broker", "database", ...); empty when nothing does."""
         setup, connection = self.setup, self._connection
         ill = setup.health.hindrances
-        told = {
+        found = {
             "broker": ill.get("broker")
             or (connection and (connection.loss or connection.hindrance))
-            or (None if self._was_ready else "not connected yet"),
+            or (None if self._was_ready else Hindrance.plain("not connected yet")),
             "database": ill.get("database"),
             "overload": setup.gate.reason,
             "delivery": setup.stalls.reason,
-            "consumer": "draining: it was told to stop" if setup.stop.is_set() else None,
+            "consumer": Hindrance.plain("draining: it was told to stop") if setup.stop.is_set() else None,
         }
         if (refusal := self._opened.refusal) is not None:
-            told["consumer"] = str(refusal)
+            found["consumer"] = Hindrance.of(refusal)
         if (seconds := setup.session.silent_for) > setup.work.stall_after:
-            told["database"] = f"it has not answered for {seconds:.0f} s"
-        return {part: reason for part, reason in told.items() if reason}
+            found["database"] = Hindrance.plain(f"it has not answered for {seconds:.0f} s")
+        return {part: reason for part, reason in found.items() if reason}
 
     def snapshot(self) -> ConsumerSnapshot:
         """Return what it has done since it was made, and has in hand now."""
@@ -222,9 +223,9 @@ class Consumer:
         try:
             yield await open_channel_within(connection, broker.connect_timeout)
         except (BrokerUnavailableError, *LOST):
-            if connection.loss is None:
+            if (loss := connection.loss) is None:
                 raise
-            raise BrokerUnavailableError(connection.loss) from connection.end  # rather than what followed from it
+            raise BrokerUnavailableError(loss, public=loss.public) from connection.end  # not what followed from it
         finally:
             await connection.hang_up()
 
@@ -239,5 +240,5 @@ class Consumer:
         if self._failures == 1:
             self.setup.counters.broker_losses[kind_of_end(error.__cause__)] += 1
         is_refusal = isinstance(error, BrokerUnavailableError) and error.is_refusal
-        self.setup.health.degrade("broker", words(error), is_refusal=is_refusal)
+        self.setup.health.degrade("broker", hindrance_of(error), is_refusal=is_refusal)
         await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(self._failures))

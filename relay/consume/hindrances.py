@@ -17,8 +17,9 @@ from relay.errors import UnavailableError
 from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, raise_if_set, until_tick, wait_for_event
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.silence import StallTimer
-from relay.servers.postgres.database import kind_of_loss, one_line
+from relay.servers.postgres.database import kind_of_loss, one_line, public_reason
 
 STALL_LOOK_INTERVAL = 1.0  # seconds
 
@@ -104,12 +105,12 @@ class OverloadGate:
             self.overloads = 0
 
     @property
-    def reason(self) -> str | None:
+    def reason(self) -> Hindrance | None:
         """Why all pause; None: they do not."""
         if not self.overloads:
             return None
-        seconds = asyncio.get_running_loop().time() - self._paused_at
-        return f"paused for {seconds:.0f} s: {self._words}"
+        public = f"paused for {asyncio.get_running_loop().time() - self._paused_at:.0f} s"
+        return Hindrance(f"{public}: {self._words}", public)
 
     def count(self) -> None:
         """Bring `paused_seconds` up to date."""
@@ -156,7 +157,7 @@ class Outage:
             self.outages.counters.database_losses[kind_of_loss(cause_of(error.__cause__ or error))] += 1
         self.outages.waiting.add(self)
         is_refusal = isinstance(error, UnavailableError) and error.is_refusal
-        reason = one_line(error) or type(error).__name__
+        reason = Hindrance(one_line(error) or type(error).__name__, public_reason(cause_of(error)))
         self.outages.health.degrade("database", reason, is_refusal=is_refusal)
         await wait_for_event(stopping, self.backoff.seconds(self.failures))
 
@@ -185,7 +186,7 @@ class StallWatch:
         self._counters = counters
         self._gate = gate
         self._timer = StallTimer(stall_after)
-        self.reason: str | None = None
+        self.reason: Hindrance | None = None
 
     async def run(self) -> None:
         self._timer.restart(time.monotonic())
@@ -205,7 +206,8 @@ class StallWatch:
         if seconds is not None:
             if self.reason is None:
                 log.warning("delivery.stalled", waiting=in_hand, seconds=round(seconds, 1))
-            self.reason = f"nothing has settled for {seconds:.0f} s, messages in hand: {in_hand}"
+            public = f"nothing has settled for {seconds:.0f} s"
+            self.reason = Hindrance(f"{public}, messages in hand: {in_hand}", public)
         elif self.reason is not None:
             self.reason = None
             log.info("delivery.resumed")

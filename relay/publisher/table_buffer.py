@@ -14,7 +14,14 @@ from relay.config.settings import Settings, Unroutable
 from relay.engine.row import Row as EngineRow
 from relay.engine.send.routes import Router
 from relay.engine.session.session import SESSION_LOST
-from relay.errors import AccessError, CommitUnknownError, DatabaseUnavailableError, NotAcceptedError, SchemaError
+from relay.errors import (
+    AccessError,
+    CommitUnknownError,
+    DatabaseUnavailableError,
+    NotAcceptedError,
+    SchemaError,
+    no_answer_within,
+)
 from relay.outbox.insert import copy_async
 from relay.outbox.row import Row
 from relay.publisher.buffer import Left
@@ -22,7 +29,8 @@ from relay.publisher.embedded import EmbeddedRelay
 from relay.publisher.entry import Entry
 from relay.runtime.backoff import backoff
 from relay.runtime.health import Health
-from relay.servers.postgres.database import connect_async, is_unreplicated, one, one_line
+from relay.runtime.hindrance import Hindrance
+from relay.servers.postgres.database import connect_async, hindrance_of, is_unreplicated, one, one_line, public_reason
 
 COLUMNS = (*Row._fields, "writer", "created_at")
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -108,7 +116,7 @@ class TableBuffer:
                     if self._is_unreplicated:
                         raise CommitUnknownError
             except LOST as error:
-                reason = one_line(error) or f"no answer within {self._database.command_timeout:g} s"
+                reason = hindrance_of(error) or Hindrance.plain(no_answer_within(self._database.command_timeout))
                 self._health.degrade("database", reason)
                 if loop.time() >= give_up_at:
                     raise NotAcceptedError(f"the outbox table could not be written: {reason}") from error
@@ -124,7 +132,7 @@ class TableBuffer:
         try:
             left = await self._left()
         except psycopg.Error as error:
-            raise DatabaseUnavailableError(one_line(error)) from error
+            raise DatabaseUnavailableError(one_line(error), public=public_reason(error)) from error
         self._stuck = left.stuck
         return left
 
@@ -148,7 +156,7 @@ class TableBuffer:
             async with self._use() as connection:
                 return one(await (await connection.execute(statement, values, prepare=False)).fetchone())
         except LOST as error:
-            raise DatabaseUnavailableError(one_line(error)) from error
+            raise DatabaseUnavailableError(one_line(error), public=public_reason(error)) from error
 
     @asynccontextmanager
     async def _use(self) -> AsyncIterator[psycopg.AsyncConnection]:

@@ -52,7 +52,15 @@ from relay.errors import (
 )
 from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, Stopping, raise_if_set, wait_for_event
-from relay.servers.postgres.database import CANCEL_TIMEOUT, connect, connect_async, is_finished, one_line, unplug
+from relay.servers.postgres.database import (
+    CANCEL_TIMEOUT,
+    connect,
+    connect_async,
+    is_finished,
+    one_line,
+    public_reason,
+    unplug,
+)
 
 log = get_logger("relay.consume")
 
@@ -158,7 +166,7 @@ class ConnectionTransactions(Generic[Connection]):
         except psycopg.Error as error:
             if isinstance(error, errors.CheckViolation) and self._lacks_day(error):
                 raise
-            raise InboxUnavailableError(one_line(error)) from error
+            raise InboxUnavailableError(one_line(error), public=public_reason(error)) from error
 
 
 def _require_open(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:

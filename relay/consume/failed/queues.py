@@ -16,7 +16,7 @@ from relay.consume.apply.fence import PARTITION
 from relay.consume.failed.envelope import DEAD_SUFFIX
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError, QueueUnfitError
 from relay.logger import get_logger
-from relay.servers.rabbitmq.connection import Connection, connect
+from relay.servers.rabbitmq.connection import Connection, connect, public_reason
 from relay.servers.rabbitmq.topology import Standing, declare
 
 Thing = TypeVar("Thing", Exchange, Queue, Binding)
@@ -136,7 +136,7 @@ async def prepare(
         for thing in beside:
             await _see_to(connection, thing, may_declare=may_declare)
     except OSError as error:
-        raise BrokerUnavailableError(str(error)) from error
+        raise BrokerUnavailableError(str(error), public=public_reason(error)) from error
     finally:
         await connection.hang_up()
 

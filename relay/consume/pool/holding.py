@@ -13,10 +13,18 @@ from relay.consume.pool.database_contact import DatabaseContact
 from relay.consume.pool.member_connection import MemberConnection
 from relay.consume.pool.policy import Hook, Partition, PoolPolicy
 from relay.consume.setup import Setup
-from relay.errors import BrokerUnavailableError, ConfigurationError, DatabaseUnavailableError, QueueMissingError
+from relay.errors import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    PublicReason,
+    QueueMissingError,
+)
 from relay.logger import get_logger
 from relay.observe.printable import printable
 from relay.runtime.backoff import Stopping, raise_if_set, wait_for_event
+from relay.runtime.hindrance import Hindrance
+from relay.servers.rabbitmq.connection import public_reason
 
 log = get_logger("relay.consume")
 
@@ -61,7 +69,9 @@ class Holding:
         if policy.on_assigned is not None:
             setup.state = PartitionState(self._load)
         self.is_consuming = False
-        self.hindrance: str | None = f"partition {fence.partition} is not consumed yet"
+        self.hindrance: Hindrance | None = Hindrance(
+            f"partition {fence.partition} is not consumed yet", PublicReason.NOT_CONSUMED
+        )
         self._connection = connection
         self._contact = contact
         self._policy = policy
@@ -97,7 +107,7 @@ class Holding:
                 failures = 0
             except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
                 failures = 1 if self.is_consuming else failures + 1
-                self.hindrance = f"partition {self.fence.partition}: {error}"
+                self._note(str(error), public_reason(error))
                 is_serving = self._consumed.is_set() or self.setup.stop.is_set()
                 if isinstance(error, ConfigurationError) and not is_serving:
                     self.refusal = error
@@ -111,7 +121,7 @@ class Holding:
 
     async def _consume(self) -> None:
         if self._contact.lost.is_set():
-            self.hindrance = f"partition {self.fence.partition}: the database answers no check-in"
+            self._note(PublicReason.NO_CHECK_IN, PublicReason.NO_CHECK_IN)
             await wait_for_first(self._contact.kept.wait(), self.setup.stop.wait())
         if self.setup.stop.is_set():
             return
@@ -120,6 +130,9 @@ class Holding:
             await consume(self.setup, channel, self._tell_ready, cut_off=self._contact.lost)
         finally:
             await close(channel)  # also where it did not come to consuming
+
+    def _note(self, words: str, public: str) -> None:
+        self.hindrance = Hindrance(f"partition {self.fence.partition}: {words}", public)
 
     def _tell_ready(self) -> None:
         self.is_consuming, self.hindrance = True, None
@@ -131,14 +144,16 @@ class Holding:
         failures = 0
         while await self._call(self._policy.on_assigned) is HookResult.FAILED:
             failures += 1
-            self.hindrance = f"partition {self.fence.partition}: on_assigned fails"
+            self._note(PublicReason.ON_ASSIGNED_FAILS, PublicReason.ON_ASSIGNED_FAILS)
             await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(failures))
             raise_if_set(self.setup.stop)
 
     async def _load(self) -> None:
         """Load the state again. Raises DatabaseUnavailableError: the hook failed."""
         if await self._call(self._policy.on_assigned) is HookResult.FAILED:
-            raise DatabaseUnavailableError("on_assigned fails: the state of the partition cannot be loaded")
+            raise DatabaseUnavailableError(
+                "on_assigned fails: the state of the partition cannot be loaded", public=PublicReason.ON_ASSIGNED_FAILS
+            )
 
     async def _call(self, hook: Hook | None) -> HookResult:
         if hook is None:

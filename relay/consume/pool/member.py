@@ -34,6 +34,7 @@ from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, Stopping, unless_stopping, wait_for_event
 from relay.runtime.forks import Opened
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.stopping import cut_after, shared_signals
 
 CHECK_INS = 4  # within the time-out
@@ -145,21 +146,21 @@ class PartitionedConsumer:
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
-    def hindrances(self) -> dict[str, str]:
+    def hindrances(self) -> dict[str, Hindrance]:
         """Return what keeps it from its work now, by part; empty when nothing does, even if it holds no partition."""
         setup = self._setup
-        told = {
+        found = {
             "broker": self._connection.hindrance if self._holdings else None,
             "database": setup.health.hindrances.get("database"),
             "overload": setup.gate.reason,
-            "pool": None if self._check_in.is_member else "no member yet",
+            "pool": None if self._check_in.is_member else Hindrance.plain("no member yet"),
             "delivery": next(filter(None, (each.setup.stalls.reason for each in self._holdings.values())), None),
             "partitions": next(filter(None, (each.hindrance for each in self._holdings.values())), None),
-            "consumer": "draining: it was told to stop" if setup.stop.is_set() else None,
+            "consumer": Hindrance.plain("draining: it was told to stop") if setup.stop.is_set() else None,
         }
         if (refusal := self._opened.refusal) is not None:
-            told["consumer"] = str(refusal)
-        return {part: reason for part, reason in told.items() if reason}
+            found["consumer"] = Hindrance.of(refusal)
+        return {part: reason for part, reason in found.items() if reason}
 
     def stop(self) -> None:
         """Let all partitions go, and `run` return; a second call does not wait for the running transactions.

@@ -14,7 +14,8 @@ from psycopg.pq import Conninfo, TransactionStatus
 
 from relay.config.settings import DatabaseSettings
 from relay.config.urls import libpq_parameters
-from relay.errors import ConfigurationError, DatabaseUnavailableError, DeadlineError
+from relay.errors import ConfigurationError, DatabaseUnavailableError, DeadlineError, PublicReason, no_answer_within
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.scrub import scrub
 
 # A peer that died silently is noticed within about 10 s, whether we wait for it or are idle.
@@ -60,6 +61,45 @@ LOSSES = frozenset(
         "too_many_connections",
         "transaction_timeout",
     }
+)
+
+# What a stranger may know of an error, by the SQLSTATE or its beginning.
+PUBLIC = {
+    "25006": PublicReason.READ_ONLY,
+    "25P03": PublicReason.SESSION_ENDED,  # idle_in_transaction_session_timeout
+    "25P04": PublicReason.SESSION_ENDED,  # transaction_timeout
+    "28": PublicReason.ACCESS_REFUSED,
+    "42501": PublicReason.ACCESS_REFUSED,
+    "53100": PublicReason.NO_SPACE,
+    "53300": PublicReason.TOO_MANY_CONNECTIONS,
+    "55P03": PublicReason.LOCK_TIMEOUT,
+    "57014": PublicReason.STATEMENT_TIMEOUT,
+    "57P": PublicReason.SESSION_ENDED,
+}
+# libpq keeps the SQLSTATE of a refused connection to itself, and the kernel's and the resolver's words have none.
+SAID_OF_CONNECTIONS = tuple(
+    (re.compile(words, re.IGNORECASE | re.ASCII), public)
+    for words, public in (
+        ("connection refused", PublicReason.CONNECTION_REFUSED),
+        ("connection (?:was )?reset|reset by peer|broken pipe", PublicReason.CONNECTION_RESET),
+        ("no route to host", PublicReason.NO_ROUTE),
+        ("network is unreachable", PublicReason.NETWORK_UNREACHABLE),
+        ("connection timed out|timeout expired", PublicReason.CONNECTION_TIMED_OUT),
+        (
+            "not known|name resolution|could not translate host name|no address associated",
+            PublicReason.NAME_NOT_RESOLVED,
+        ),
+        ("certificate|ssl|tls", PublicReason.TLS_FAILED),
+        (r"authentication failed|no pg_hba\.conf entry|permission denied", PublicReason.ACCESS_REFUSED),
+        ("too many clients|remaining connection slots|too many connections", PublicReason.TOO_MANY_CONNECTIONS),
+        ("terminating connection", PublicReason.SESSION_ENDED),
+        ("the database system is starting up", PublicReason.STARTING_UP),
+        ("the database system is shutting down", PublicReason.SHUTTING_DOWN),
+        ("the database system is in recovery mode", PublicReason.IN_RECOVERY),
+        ("server closed the connection unexpectedly", PublicReason.CLOSED_UNEXPECTEDLY),
+        ("read[- ]only", PublicReason.READ_ONLY),
+        ("connection lost|the connection is lost", PublicReason.CONNECTION_LOST),
+    )
 )
 
 
@@ -142,7 +182,7 @@ def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: A
             connection.execute(READ_COMMITTED)
         return connection
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error)) from error
+        raise unavailable(error) from error
 
 
 async def connect_async(
@@ -167,9 +207,39 @@ async def connect_async(
             raise
         return connection
     except TimeoutError as error:
-        raise DatabaseUnavailableError(f"no answer within {database.command_timeout:g} s") from error
+        public = no_answer_within(database.command_timeout)
+        raise DatabaseUnavailableError(public, public=public) from error
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error)) from error
+        raise unavailable(error) from error
+
+
+def unavailable(error: psycopg.Error) -> DatabaseUnavailableError:
+    """Return the error of ours for a connection that was refused, not made, or lost."""
+    return DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error), public=public_reason(error))
+
+
+def hindrance_of(error: BaseException) -> Hindrance:
+    """Return what an error of the database says, on one line."""
+    return Hindrance(one_line(error), public_reason(error))
+
+
+def session_lost(error: BaseException) -> Hindrance:
+    """Return in words that a session was lost, and by which error."""
+    public = public_reason(error)
+    is_unnamed = public == PublicReason.UNNAMED
+    return Hindrance(f"session lost: {one_line(error)}", PublicReason.CONNECTION_LOST if is_unnamed else public)
+
+
+def public_reason(error: BaseException) -> str:
+    """Return what a stranger may know of an error of the database, the driver or ours."""
+    if isinstance(error, (DatabaseUnavailableError, DeadlineError)):
+        return error.public
+    if not isinstance(error, psycopg.Error):
+        return PublicReason.UNNAMED
+    if code := error.sqlstate:
+        return next((public for prefix, public in PUBLIC.items() if code.startswith(prefix)), PublicReason.UNNAMED)
+    said = str(error)
+    return next((public for words, public in SAID_OF_CONNECTIONS if words.search(said)), PublicReason.UNNAMED)
 
 
 def is_refusal(error: psycopg.Error) -> bool:

@@ -1,6 +1,7 @@
 """Connections to RabbitMQ: a list of hosts, a deadline on every step, and no password in any error."""
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
@@ -17,6 +18,7 @@ from aiormq.exceptions import (
     AMQPConnectionError,
     AMQPError,
     AuthenticationError,
+    ChannelAccessRefused,
     ConnectionClosed,
     InvalidFrameError,
     ProbableAuthenticationError,
@@ -26,8 +28,9 @@ from pamqp.commands import Connection as Methods
 from yarl import URL
 
 from relay.config.settings import BrokerSettings
-from relay.config.tls import error_words, tls_context
-from relay.errors import BrokerUnavailableError
+from relay.config.tls import TlsFileError, error_words, tls_context
+from relay.errors import BrokerUnavailableError, PublicReason, QueueMissingError, no_answer_within
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.scrub import scrub
 from relay.servers.rabbitmq.hosts import Host, broker_urls, in_turn
 from relay.servers.rabbitmq.insides import UnderlayFactory, hear_of_blocks, last_frame_at, write_queue
@@ -36,6 +39,7 @@ HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has t
 MISSED_HEARTBEATS = 1.5  # after which nothing goes through; the library waits three times as long, and a bit
 CLOSE_TIMEOUT = 1.0  # seconds in which a broker that lives answers a close
 ACCESS_REFUSED, NOT_ALLOWED = 403, 530  # AMQP's codes for a user, and for a virtual host
+UNNAMED = PublicReason.UNNAMED
 SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
 # AMQP's words for why the broker ends a connection, as the label `reason` of the metrics has them: a closed list.
 ENDS = frozenset(
@@ -55,6 +59,37 @@ ENDS = frozenset(
         "unexpected_frame",
     }
 )
+ALARMS = frozenset({"memory", "disk", "memory & disk"})  # RabbitMQ's words for what it is low on
+
+# What a stranger may know of an error that ends a connection, or keeps one from being made.
+PUBLIC_BY_END = {
+    "access_refused": PublicReason.ACCESS_REFUSED,
+    "not_allowed": PublicReason.ACCESS_REFUSED,
+    "connection_forced": PublicReason.SESSION_ENDED,
+}
+PUBLIC_BY_TYPE: dict[type[BaseException] | tuple[type[BaseException], ...], PublicReason] = {
+    (ssl.SSLError, TlsFileError): PublicReason.TLS_FAILED,
+    (AuthenticationError, ProbableAuthenticationError, ChannelAccessRefused): PublicReason.ACCESS_REFUSED,
+    ConnectionRefusedError: PublicReason.CONNECTION_REFUSED,
+    (ConnectionResetError, BrokenPipeError): PublicReason.CONNECTION_RESET,
+}
+PUBLIC_BY_ERRNO = {
+    errno.EHOSTUNREACH: PublicReason.NO_ROUTE,
+    errno.ENETUNREACH: PublicReason.NETWORK_UNREACHABLE,
+    errno.ETIMEDOUT: PublicReason.CONNECTION_TIMED_OUT,
+}
+
+
+class BrokerSilentError(TimeoutError):
+    """The broker has said nothing for too long.
+
+    Attributes:
+        public: what strangers may know of it.
+    """
+
+    def __init__(self, words: str, public: str) -> None:
+        super().__init__(words)
+        self.public = public
 
 
 class Connection(aio_pika.Connection):
@@ -120,12 +155,15 @@ class Connection(aio_pika.Connection):
         return self.loop.time() - last_frame_at(self._underlay)
 
     @property
-    def hindrance(self) -> str | None:
+    def hindrance(self) -> Hindrance | None:
         """Why nothing goes through, as far as one can tell while it is open; None when nothing is known against it."""
         if self.blocked is not None:
-            return f"broker blocked ({self.blocked})"
+            words = f"broker blocked ({self.blocked})"
+            return Hindrance(words, words if self.blocked in ALARMS else PublicReason.BLOCKED)
         silence = self._heartbeat * MISSED_HEARTBEATS
-        return f"nothing has come from it for {silence:g} s" if self.silent_for > silence else None
+        if self.silent_for > silence:
+            return Hindrance.plain(f"nothing has come from it for {silence:g} s")
+        return None
 
     def clock(self) -> float:
         """Return a time in seconds that stands still while the broker blocks us."""
@@ -149,11 +187,11 @@ class Connection(aio_pika.Connection):
         return asyncio.CancelledError() if self._closing.cancelled() else self._closing.exception()
 
     @property
-    def loss(self) -> str | None:
+    def loss(self) -> Hindrance | None:
         """What ended the connection, in words; None while it is open."""
         if (end := self.end) is None:
             return None
-        return f"connection lost: {SILENT if isinstance(end, asyncio.CancelledError) else words(end)}"
+        return loss_by(end, SILENT if isinstance(end, asyncio.CancelledError) else words(end))
 
     async def hang_up(self) -> None:
         """Close, without waiting for long: a mute broker answers no close, and the library would wait for seconds."""
@@ -222,7 +260,7 @@ async def connect(broker: BrokerSettings, name: str, *, after: Connection | None
     Raises:
         BrokerUnavailableError: no host lets us in; it names each host and why.
     """
-    reasons, is_refusal = [], False
+    errors: list[BrokerUnavailableError] = []
     lost = after.host if after is not None else None
     async with aclosing(in_turn(broker_urls(broker), after=lost, within=broker.connect_timeout)) as hosts:
         async for host in hosts:
@@ -231,9 +269,12 @@ async def connect(broker: BrokerSettings, name: str, *, after: Connection | None
                     raise host
                 return await connect_to(host, broker, name)
             except BrokerUnavailableError as error:
-                reasons.append(str(error))
-                is_refusal |= error.is_refusal
-    raise BrokerUnavailableError("; ".join(reasons), is_refusal=is_refusal)
+                errors.append(error)
+    raise BrokerUnavailableError(
+        "; ".join(map(str, errors)),
+        is_refusal=any(error.is_refusal for error in errors),
+        public=next((error.public for error in errors if error.public != UNNAMED), UNNAMED),
+    )
 
 
 async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connection:
@@ -247,18 +288,18 @@ async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connectio
     try:
         await connection.connect(timeout=broker.connect_timeout)
     except TimeoutError:
-        reason = f"no answer within {broker.connect_timeout:g} s"
+        reason = public = no_answer_within(broker.connect_timeout)
     except (AMQPError, OSError) as error:
         cause = _refusal(error)
-        reason = words(cause)
+        reason, public = words(cause), public_reason(cause)
     except asyncio.CancelledError:
         # The library raises it, too, when the peer resets the connection during the handshake.
         if is_told_to_end():
             raise
-        reason = "the connection was reset"
+        reason, public = "the connection was reset", PublicReason.CONNECTION_RESET
     else:
         return connection
-    raise BrokerUnavailableError(scrub(f"{host}: {reason}"), is_refusal=_is_refusal(cause)) from cause
+    raise BrokerUnavailableError(scrub(f"{host}: {reason}"), is_refusal=_is_refusal(cause), public=public) from cause
 
 
 async def close_channel(channel: Underlay) -> None:
@@ -301,7 +342,8 @@ async def open_channel_within(connection: Connection, within: float, *, confirms
         async with answer_within("open a channel", within):
             return await open_channel(connection, confirms=confirms)
     except (AMQPError, OSError, RuntimeError) as error:
-        raise BrokerUnavailableError(connection.loss or words(error)) from error
+        reason = connection.loss or hindrance_of(error)
+        raise BrokerUnavailableError(reason, public=reason.public) from error
 
 
 @asynccontextmanager
@@ -309,14 +351,15 @@ async def answer_within(what: str, within: float) -> AsyncIterator[None]:
     """Wait for the broker's answer.
 
     Raises:
-        TimeoutError: `what` had no answer within so many seconds.
+        BrokerSilentError: `what` had no answer within so many seconds.
         ConnectionResetError: the connection went away meanwhile, which the library says by a CancelledError.
     """
     try:
         async with asyncio.timeout(within):
             yield
     except TimeoutError:
-        raise TimeoutError(f"{what}: no answer within {within:g} s") from None
+        silence = no_answer_within(within)
+        raise BrokerSilentError(f"{what}: {silence}", silence) from None
     except asyncio.CancelledError:
         if is_told_to_end():
             raise
@@ -344,6 +387,32 @@ def words(error: BaseException) -> str:
         offered = " ".join(sorted(str(error.args[0]).split()))
         return f"the broker offers the mechanisms {offered}, and not the one of the parameter auth"
     return " ".join(_text(error.args).split()) or type(error).__name__
+
+
+def hindrance_of(error: BaseException) -> Hindrance:
+    """Return what the broker or the kernel said, on one line."""
+    return Hindrance(words(error), public_reason(error))
+
+
+def loss_by(end: BaseException | None, said: str) -> Hindrance:
+    """Return in words, with what was said, that a connection was lost, and by which error."""
+    public = UNNAMED if end is None else public_reason(end)
+    return Hindrance(f"connection lost: {said}", PublicReason.CONNECTION_LOST if public == UNNAMED else public)
+
+
+def public_reason(error: BaseException | None) -> str:
+    """Return what a stranger may know of an error: its type tells, or that of the error that it followed from."""
+    while error is not None:
+        if isinstance(error, BrokerUnavailableError | BrokerSilentError | QueueMissingError):
+            return error.public
+        if isinstance(error, ConnectionClosed) and (named := PUBLIC_BY_END.get(kind_of_end(error))):
+            return named
+        if isinstance(error, OSError) and (named := PUBLIC_BY_ERRNO.get(error.errno or 0)):
+            return named
+        if named := next((public for types, public in PUBLIC_BY_TYPE.items() if isinstance(error, types)), None):
+            return named
+        error = error.__cause__
+    return UNNAMED
 
 
 def kind_of_end(end: BaseException | None) -> str:

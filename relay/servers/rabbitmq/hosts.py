@@ -13,7 +13,7 @@ from yarl import URL
 
 from relay.config.settings import BrokerSettings
 from relay.config.urls import amqp_urls
-from relay.errors import BrokerUnavailableError, ConfigurationError
+from relay.errors import BrokerUnavailableError, ConfigurationError, PublicReason
 
 TAKES = "amqp:// or amqps:// URLs separated by commas, like amqp://user:password@host:5672/vhost"
 
@@ -97,10 +97,14 @@ async def addresses(url: URL, within: float) -> list[Host]:
         async with asyncio.timeout(within):
             found = await _resolve(name)
     except TimeoutError:
-        raise BrokerUnavailableError(f"{place(url)}: the name is not resolved within {within:g} s") from None
+        raise _unresolved(url, f"the name is not resolved within {within:g} s") from None
     except (OSError, UnicodeError) as error:
-        raise BrokerUnavailableError(f"{place(url)}: {error.args[-1]}") from None
+        raise _unresolved(url, error.args[-1]) from None
     return [Host(url, address) for address in sorted(found, key=lambda address: hash((SALT, address)))]
+
+
+def _unresolved(url: URL, why: object) -> BrokerUnavailableError:
+    return BrokerUnavailableError(f"{place(url)}: {why}", public=PublicReason.NAME_NOT_RESOLVED)
 
 
 async def is_listed(host: Host, urls: Sequence[URL], within: float) -> bool:
