@@ -35,9 +35,10 @@ from relay.logger import get_logger
 from relay.retention.rounds import keep_days
 from relay.runtime.backoff import Stopping, backoff, unless_stopping, wait_for_event
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.memory import return_large_blocks
 from relay.runtime.stopping import GOODBYE, stopped_by_signals
-from relay.servers.postgres.database import Host, kind_of_loss, one_line
+from relay.servers.postgres.database import Host, kind_of_loss, session_lost
 
 log = get_logger(__name__)
 
@@ -45,7 +46,7 @@ RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s o
 INTERRUPTED = 130  # exit code
 OURS_FOR = 0.9  # of node_timeout: without an answer for so long, other nodes may soon end the session
 DRAIN_LOOK = 0.2  # seconds: the drain may begin before there is a broker
-NO_LANES = "none held"
+NO_LANES = Hindrance.plain("none held")
 WENT_BACK = "the database went back from message {seen} to {found}: see docs/backup.md"
 
 # What a relay gets when another process downgrades or drops its tables.
@@ -126,7 +127,7 @@ class Node:
         self._settings = settings
         self._health = Health(settings.relay.stall_after)
         for part in ("database", "broker"):
-            self._health.expect(part, "not connected yet")
+            self._health.expect(part, Hindrance.plain("not connected yet"))
         self._health.expect("lanes", NO_LANES)
         self._policy = DeliveryPolicy.of(settings.relay.ordering, settings.relay.key_policy)
         self._publisher = Publisher(self._policy, settings.relay.max_in_flight, Router.of(settings).unroutable)
@@ -180,9 +181,9 @@ class Node:
             refused_seconds=self._health.refusals.seconds,
         )
 
-    def hindrances(self) -> dict[str, str]:
+    def hindrances(self) -> dict[str, Hindrance]:
         """Return what keeps the node from delivering now, by part; empty when it can deliver."""
-        draining = {"relay": "draining: it was told to stop"} if self.drain.is_set() else {}
+        draining = {"relay": Hindrance.plain("draining: it was told to stop")} if self.drain.is_set() else {}
         return self._health.hindrances | draining
 
     async def run(self) -> None:
@@ -249,7 +250,7 @@ class Node:
                 if not self._ready and loop.time() >= give_up_at:
                     raise
                 waits = {} if self._ready else {"gives_up_in_s": round(give_up_at - loop.time())}
-                self._health.degrade("database", str(error), is_refusal=error.is_refusal, **waits)
+                self._health.degrade("database", Hindrance.of(error), is_refusal=error.is_refusal, **waits)
                 failures += 1
                 await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
                 continue
@@ -263,7 +264,7 @@ class Node:
             except* SESSION_LOST as group:
                 lost = session.ended_by or _first(group)
                 self._losses[kind_of_loss(lost)] += 1
-                self._health.degrade("database", f"session lost: {one_line(lost)}")
+                self._health.degrade("database", session_lost(lost))
                 # After sessions that end as soon as they begin, the waits grow.
                 failures = failures + 1 if loop.time() - opened_at < RECONNECT_MAX else 1
             self._session = None
@@ -349,7 +350,7 @@ class Node:
         """Notice a database that was set back, as by a restored backup: fewer ids were given than rows were seen."""
         if given < self._seen:
             log.error("database.went_back", seen=self._seen, found=given)
-            self._health.warn("history", WENT_BACK.format(seen=self._seen, found=given))
+            self._health.warn("history", Hindrance(WENT_BACK.format(seen=self._seen, found=given)))
             self._seen = given
         else:
             self._seen = max(self._seen, min(highest, given))  # a writer may choose an id above

@@ -23,7 +23,7 @@ from psycopg.sql import SQL, Identifier, Literal
 
 from relay.config.settings import DatabaseSettings, KeyScope
 from relay.engine.row import Row
-from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError
+from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError, no_answer_within
 from relay.runtime.backoff import wait_for_event
 from relay.servers.postgres.compatibility import READ_TABLES, refuse_newer
 from relay.servers.postgres.database import (
@@ -33,6 +33,7 @@ from relay.servers.postgres.database import (
     connect_async,
     is_unreplicated,
     one_line,
+    public_reason,
     require_session,
     unplug,
 )
@@ -135,9 +136,11 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
         raise SchemaError(f"the outbox tables are missing in schema {schema!r}: run `relay migrate`") from None
     except TimeoutError:
-        raise DatabaseUnavailableError(f"no answer within {database.command_timeout:g} s") from None
+        public = no_answer_within(database.command_timeout)
+        raise DatabaseUnavailableError(public, public=public) from None
     except SESSION_LOST as error:
-        raise DatabaseUnavailableError(f"the database ended the session: {one_line(error)}") from error
+        reason = f"the database ended the session: {one_line(error)}"
+        raise DatabaseUnavailableError(reason, public=public_reason(error)) from error
 
 
 def _own_settings(connection: AsyncConnection, database: DatabaseSettings) -> dict[str, list[str]]:
