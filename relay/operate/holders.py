@@ -107,11 +107,11 @@ HELD_UP = SQL("""
     UNION ALL
     SELECT 'quarantined', row.first_written_as, row.written_as, count(*)
     FROM (
-        SELECT written_as, last_error, first_value(written_as) OVER (
+        SELECT written_as, held_behind, first_value(written_as) OVER (
                 PARTITION BY aggregate_type, aggregate_id ORDER BY id
             ) AS first_written_as
         FROM (
-            SELECT aggregate_type, aggregate_id, id, written_as, last_error
+            SELECT aggregate_type, aggregate_id, id, written_as, held_behind
             FROM {schema}.message_state
             WHERE state = 'quarantined' AND aggregate_id IS NOT NULL
             ORDER BY aggregate_type, aggregate_id, id

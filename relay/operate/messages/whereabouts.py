@@ -20,8 +20,7 @@ SENT_TIMEOUT = 20.0  # seconds; the days of sent rows have no index by id, and a
 
 # What waits comes first: it is found at once.
 FIND = SQL("""
-    SELECT id, message_id, state, sent_at, available_at > now() AS is_delayed, available_at, held_behind, quarantine,
-           substring(last_error FROM '^waits behind message (\\d+)')::bigint AS waits_behind
+    SELECT id, message_id, state, sent_at, available_at > now() AS is_delayed, available_at, held_behind, quarantine
     FROM {schema}.message_state
     WHERE state IN ({states})
         AND (id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
@@ -53,7 +52,6 @@ class Found:
     available_at: datetime | None
     held_behind: int | None
     quarantine: int | None
-    waits_behind: int | None
 
     @property
     def words(self) -> str:
@@ -62,17 +60,20 @@ class Found:
             case "sent":
                 return f"it was sent at {_moment(self.sent_at)}"
             case "parked":
-                behind = f" behind {self.held_behind}" if self.held_behind else ""
-                return f"it is parked{behind}: see `relay parked show {self.id}`"
+                return f"it is parked{self._behind}: see `relay parked show {self.id}`"
             case "quarantined":
-                behind = f" behind {self.waits_behind}" if self.waits_behind else ""
-                return f"it is quarantined in route {self.quarantine}{behind}: see `relay quarantine show {self.id}`"
+                place = f"in route {self.quarantine}{self._behind}"
+                return f"it is quarantined {place}: see `relay quarantine show {self.id}`"
             case "archived":
                 return f"it is archived: `relay parked restore {self.id}` parks it again"
             case "discarded":
                 return f"it was discarded: see `relay parked show {self.id}`"
             case _:
                 return f"it is pending{self._pending_words}"
+
+    @property
+    def _behind(self) -> str:
+        return f" behind {self.held_behind}" if self.held_behind else ""
 
     @property
     def _pending_words(self) -> str:

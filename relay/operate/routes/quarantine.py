@@ -23,8 +23,8 @@ from relay.servers.postgres.database import one
 
 PROBE_WAIT, PROBE_POLL = 10.0, 0.1  # seconds: a probe is answered within about five
 
-# A row that only waits behind another one of its key; it keeps its own address. NULL never occurs but by hand.
-IS_BEHIND = SQL("coalesce(starts_with(last_error, 'waits behind message '), false)")
+# A row that only waits behind another one of its key; it keeps its own address.
+IS_BEHIND = SQL("held_behind IS NOT NULL")
 # Of the rows of a route those that are bound for it: all, or those named.
 CHOSEN = SQL("""state = 'quarantined' AND quarantine = %(route)s AND NOT {is_behind}
         AND (%(all)s OR id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))""")
