@@ -22,7 +22,7 @@ from pamqp.common import Arguments
 from relay.consume.apply.inbox import EVERYTHING, Admission
 from relay.consume.apply.transactions import Attempt
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.consume.classify import Failure, Reason, first_line, name_of, unfit
+from relay.consume.classify import Failure, FailureReason, first_line, name_of, unfit
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import ChannelContext, Copies
 from relay.consume.failed.envelope import history_of, restored
@@ -31,7 +31,7 @@ from relay.consume.failed.held_table import NOT_HELD, TAKEN, HeldTable
 from relay.consume.message import Delivery, Unreadable, read_delivery
 from relay.consume.setup import Setup
 from relay.consume.startup import keep_asking, keep_up
-from relay.consume.worker import KeyQueue, Repeats, Worker
+from relay.consume.worker import ChannelRepeats, KeyQueue, Worker
 from relay.errors import BrokerUnavailableError, ConfigurationError, PublicReason, QueueMissingError
 from relay.logger import get_logger
 from relay.servers.postgres.database import CANCEL_TIMEOUT
@@ -77,7 +77,7 @@ class ChannelConsumer:
         self._attempts: list[Attempt] = []
         self._held = self._hold() if setup.failures.holds_keys else None
         self._key_queue = KeyQueue()
-        self._repeats = Repeats(setup.inbox, setup.session)
+        self._repeats = ChannelRepeats(setup.inbox, setup.session)
         self._workers = [self._worker() for _ in range(setup.work.workers)]
 
     async def begin(self) -> str:
@@ -170,7 +170,7 @@ class ChannelConsumer:
         except Exception as error:  # the library would only log it, and the message would stay in our hands
             delivery = Unreadable(f"it cannot be read: {name_of(error)}: {first_line(error)}")
         if isinstance(delivery, Unreadable):
-            self._copies.carry(delivered, unfit(Reason.INVALID, delivery.reason, history_of(delivered)))
+            self._copies.carry(delivered, unfit(FailureReason.INVALID, delivery.reason, history_of(delivered)))
         elif (failure := self._unfit_for(delivery)) is not None:
             self._copies.carry(delivered, failure)
         else:
@@ -182,7 +182,7 @@ class ChannelConsumer:
             return None
         version = "" if message.version is None else f" and version {message.version!r}"
         words = f"type {message.type!r}{version} has no handler"
-        return unfit(Reason.UNHANDLED, words, history_of(delivery.delivered))
+        return unfit(FailureReason.UNHANDLED, words, history_of(delivery.delivered))
 
     def _worker(self) -> Worker:
         setup = self._setup

@@ -32,7 +32,7 @@ class Overloaded:
 
 
 @dataclass(slots=True)
-class Entry:
+class Stay:
     """A stay inside, which tells how it ended; what began before a pause says nothing about its end."""
 
     gate: "OverloadGate"
@@ -68,7 +68,7 @@ class OverloadGate:
     _door: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)  # fair: a worker that must be alone gets in
 
     @asynccontextmanager
-    async def enter(self, stopping: asyncio.Event, *, alone: bool = False) -> AsyncIterator[Entry]:
+    async def enter(self, stopping: asyncio.Event, *, alone: bool = False) -> AsyncIterator[Stay]:
         """Wait for the turn. Raises Stopping: no handler may be called any more."""
         async with self._door:
             if self.overloads:
@@ -79,12 +79,12 @@ class OverloadGate:
                     self._empty.clear()
                     await self._empty.wait()
                 raise_if_set(stopping)
-                yield Entry(self, self.overloads)
+                yield Stay(self, self.overloads)
                 return
             raise_if_set(stopping)
             self._inside += 1
         try:
-            yield Entry(self, 0)
+            yield Stay(self, 0)
         finally:
             self._inside -= 1
             self._empty.set()
@@ -173,7 +173,7 @@ class Outage:
             self.outages.health.heal("database")
 
 
-class StallWatch:
+class SettlingWatch:
     """Notices a stall: messages are in hand, and no message settles, while the consumer has a channel.
 
     It looks once a second at counters that are kept anyway: a message costs nothing.

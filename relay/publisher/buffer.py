@@ -5,10 +5,10 @@ from typing import NamedTuple, Protocol
 
 from relay.engine.row import Row
 from relay.engine.send.publisher import Publisher
-from relay.publisher.entry import Entry
+from relay.publisher.entry import Unaccepted
 
 
-class Left(NamedTuple):
+class BufferedRows(NamedTuple):
     """The rows of a publisher that are in its buffer."""
 
     waiting: int  # for their turn
@@ -41,14 +41,14 @@ class Buffer(Protocol):
 
     async def close(self) -> None: ...
 
-    async def write(self, entries: Sequence[Entry]) -> None:
+    async def write(self, entries: Sequence[Unaccepted]) -> None:
         """Commit these, in this order.
 
         Raises:
             NotAcceptedError: it could not; or it did, and could not say so.
         """
 
-    async def left(self) -> Left:
+    async def left(self) -> BufferedRows:
         """Count what is there of this publisher.
 
         Raises:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from relay.engine.row import Key, Outcome
 from relay.errors import NotAcceptedError, OutboxError
 from relay.logger import get_logger
-from relay.publisher.buffer import Buffer, Left
+from relay.publisher.buffer import Buffer, BufferedRows
 from relay.publisher.direct import Direct
-from relay.publisher.entry import Entry
+from relay.publisher.entry import Unaccepted
 from relay.publisher.state import Mode
 from relay.runtime.backoff import wait_for_event
 from relay.runtime.health import Health
@@ -29,7 +29,7 @@ LOOK_INTERVAL = 0.1  # seconds between two looks at the buffer, or
 LOOK_SHARE = 20  # times as long as the last one took: the table is read for it
 HOLD, HOLD_LOOK = 0.5, 0.02  # seconds
 SLOWEST, LONGEST_PAUSE = 64, 1.0  # times as long as a write took, and seconds: that write may have waited for a server
-EMPTY = Left(0, 0)
+EMPTY = BufferedRows(0, 0)
 CLOSED, STOPPED = "the publisher is closed", "the publisher has stopped"
 
 
@@ -47,10 +47,10 @@ class DeliveryPath:
         self._health = health
         self.direct = Direct(self._settle, health, confirm_timeout, beside=buffer.publisher)
         self.mode = Mode.BUFFERED  # what an earlier process left in the buffer goes first
-        self._busy: dict[Key, deque[Entry]] = {}  # a key on the direct way -> what waits behind it
-        self._held: list[Entry] = []
-        self._unwritten: deque[Entry] = deque()  # for the buffer
-        self._writing: Sequence[Entry] = ()
+        self._busy: dict[Key, deque[Unaccepted]] = {}  # a key on the direct way -> what waits behind it
+        self._held: list[Unaccepted] = []
+        self._unwritten: deque[Unaccepted] = deque()  # for the buffer
+        self._writing: Sequence[Unaccepted] = ()
         self._write = asyncio.Event()
         self._slowness = 0  # so many times as long as a write took, nothing is written after it
         self._closed: str | None = None
@@ -58,7 +58,7 @@ class DeliveryPath:
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: Unaccepted) -> None:
         """Take an event; those of one key are delivered in the order of these calls."""
         if self._closed is not None:
             raise NotAcceptedError(self._closed)
@@ -143,14 +143,14 @@ class DeliveryPath:
         for entry in (*self.direct.abandon(), *behind, *self._held, *self._writing, *self._unwritten):
             self._refuse(entry, self._closed)
 
-    def _send(self, entry: Entry) -> None:
+    def _send(self, entry: Unaccepted) -> None:
         key = entry.row.key
         if key is not None and (behind := self._busy.get(key)) is not None:
             behind.append(entry)
         else:
             self._choose(entry, deque())
 
-    def _choose(self, entry: Entry, behind: deque[Entry]) -> Mode:
+    def _choose(self, entry: Unaccepted, behind: deque[Unaccepted]) -> Mode:
         """Let an event go, and return the way that it took; in mode DIRECT those behind it have to wait."""
         if self.mode is Mode.DIRECT and not self.direct.is_open:
             self._leave_direct("; ".join(self._health.reasons) or "not connected")
@@ -166,10 +166,10 @@ class DeliveryPath:
             self._write.set()
         return mode
 
-    def _settle(self, entry: Entry, outcome: Outcome, reason: str) -> None:
+    def _settle(self, entry: Unaccepted, outcome: Outcome, reason: str) -> None:
         """Act on what became of an event on the direct way, and let the next of its key go."""
         key = entry.row.key
-        behind = deque[Entry]() if key is None else self._busy.pop(key)
+        behind = deque[Unaccepted]() if key is None else self._busy.pop(key)
         is_let_go = outcome is Outcome.RETURNED and self._buffer.lets_go(entry.row)
         if outcome is Outcome.CONFIRMED or is_let_go:
             self.confirmed += 1
@@ -210,18 +210,18 @@ class DeliveryPath:
         if self.mode is Mode.HOLDING:  # nothing on the direct way has failed meanwhile
             self._take(Mode.DIRECT if is_empty and self.direct.is_open else Mode.BUFFERED)
 
-    async def _left(self) -> Left | None:
+    async def _left(self) -> BufferedRows | None:
         """Count what is in the buffer; None when that is not known."""
         try:
             return await self._buffer.left()
         except OutboxError:
             return None
 
-    def _accept(self, entry: Entry) -> None:
+    def _accept(self, entry: Unaccepted) -> None:
         entry.accept()
         self._leave()
 
-    def _refuse(self, entry: Entry, reason: str) -> None:
+    def _refuse(self, entry: Unaccepted, reason: str) -> None:
         entry.refuse(reason)
         self._leave()
 

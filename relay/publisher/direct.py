@@ -11,13 +11,13 @@ from relay.engine.send.publisher import Publisher
 from relay.engine.send.wire import Wire
 from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
-from relay.publisher.entry import Entry
+from relay.publisher.entry import Unaccepted
 from relay.runtime.health import Health, HealthState
 
 LOOK_INTERVAL = 0.25  # seconds
 NO_REPEATS: set[int] = set()
 
-Settle = Callable[[Entry, Outcome, str], None]
+Settle = Callable[[Unaccepted, Outcome, str], None]
 
 
 class Direct:
@@ -35,7 +35,7 @@ class Direct:
         self._confirm_timeout = confirm_timeout
         self._beside = beside
         self._wire: Wire | None = None
-        self._under_way: dict[int, Entry] = {}  # by the row's id, in sending order
+        self._under_way: dict[int, Unaccepted] = {}  # by the row's id, in sending order
         self._given_up: set[int] = set()  # of these the wire is still to say what became of them
         self._loop = asyncio.get_running_loop()
         self.confirm_times = beside.confirm_times if beside is not None else Histogram(CONFIRM_BOUNDS)
@@ -49,7 +49,7 @@ class Direct:
     def in_flight(self) -> int:
         return len(self._under_way) + (self._beside.in_flight if self._beside is not None else 0)
 
-    def send(self, entry: Entry) -> None:
+    def send(self, entry: Unaccepted) -> None:
         """Send an entry; only while it `is_open`."""
         assert self._wire is not None, "is_open was asked"  # noqa: S101
         entry.sent_at = self._loop.time()
@@ -94,7 +94,7 @@ class Direct:
             self._given_up.add(entry.row.id)
             self._done(entry, Outcome.UNKNOWN, f"no confirm within {self._confirm_timeout:g} s")
 
-    def abandon(self) -> list[Entry]:
+    def abandon(self) -> list[Unaccepted]:
         """Return what is under way, of which nothing will be heard any more."""
         entries = list(self._under_way.values())
         self._under_way.clear()

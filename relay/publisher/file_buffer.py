@@ -21,8 +21,8 @@ from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Router
 from relay.errors import BufferFileError, NotAcceptedError
 from relay.logger import get_logger
-from relay.publisher.buffer import Left
-from relay.publisher.entry import Entry
+from relay.publisher.buffer import BufferedRows
+from relay.publisher.entry import Unaccepted
 from relay.publisher.file import File, Stored
 from relay.runtime.backoff import backoff, wait_for_event
 
@@ -81,14 +81,14 @@ class FileBuffer:
     async def close(self) -> None:
         await self._file.close()
 
-    async def write(self, entries: Sequence[Entry]) -> None:
+    async def write(self, entries: Sequence[Unaccepted]) -> None:
         try:
             await self._file.write(entries)
         except (sqlite3.Error, OSError) as error:
             raise NotAcceptedError(f"{self._file.path} could not be written: {error}") from error
         self.publisher.wake()
 
-    async def left(self) -> Left:
+    async def left(self) -> BufferedRows:
         try:
             return await self._file.left()
         except sqlite3.Error as error:

@@ -24,9 +24,9 @@ from relay.errors import (
 )
 from relay.outbox.insert import copy_async
 from relay.outbox.row import Row
-from relay.publisher.buffer import Left
+from relay.publisher.buffer import BufferedRows
 from relay.publisher.embedded import EmbeddedRelay
-from relay.publisher.entry import Entry
+from relay.publisher.entry import Unaccepted
 from relay.runtime.backoff import backoff
 from relay.runtime.health import Health
 from relay.runtime.hindrance import Hindrance
@@ -104,7 +104,7 @@ class TableBuffer:
         if self._connection is not None:
             await self._connection.close()
 
-    async def write(self, entries: Sequence[Entry]) -> None:
+    async def write(self, entries: Sequence[Unaccepted]) -> None:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._database.command_timeout
         rows = [(*entry.written, self._writer, _moment(entry.row.created_at)) for entry in entries]
@@ -128,7 +128,7 @@ class TableBuffer:
                 self._health.heal("database")
                 return
 
-    async def left(self) -> Left:
+    async def left(self) -> BufferedRows:
         try:
             left = await self._left()
         except psycopg.Error as error:
@@ -144,10 +144,10 @@ class TableBuffer:
         if self._relay is not None:
             self._relay.stop()
 
-    async def _left(self) -> Left:
+    async def _left(self) -> BufferedRows:
         waiting, stuck, role = await self._ask(LEFT, writer=self._writer)
         self.written_as = role.encode()
-        return Left(waiting, stuck)
+        return BufferedRows(waiting, stuck)
 
     async def _ask(self, question: SQL, table: Literal | None = None, **values: Any) -> TupleRow:
         """Get one row; not prepared, since a pooler may answer the next question by another server process."""

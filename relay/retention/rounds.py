@@ -12,7 +12,7 @@ from relay.errors import OutboxError
 from relay.logger import get_logger
 from relay.retention.day import Fate
 from relay.retention.drop import Retention
-from relay.retention.kind import Kind, kept_days, kept_failures
+from relay.retention.kind import DatedTable, kept_days, kept_failures
 from relay.servers.postgres.database import one_line
 
 log = get_logger(__name__)
@@ -34,7 +34,9 @@ async def keep_days(settings: Settings) -> None:
         await asyncio.sleep(INTERVAL)
 
 
-async def drop_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int], keep_batches: int | None = None) -> None:
+async def drop_old_days(
+    database: DatabaseSettings, keeps: Mapping[DatedTable, int], keep_batches: int | None = None
+) -> None:
     """Go once over the days that are older than is kept of each kind, and log what becomes of each.
 
     Causes of failures are kept as long as sent rows, names of Spark's batches for `keep_batches` days.

@@ -12,7 +12,7 @@ from relay.config.settings import Route, Settings
 from relay.config.topology import Binding, Overflow, Queue, QueueType, TopologySettings
 from relay.operate.doctor.broker_hosts import OpenHost, close_each, connect_each
 from relay.operate.doctor.finding import Verdict
-from relay.operate.doctor.question import Answer, exchange_like, queue_like
+from relay.operate.doctor.question import BrokerAnswer, exchange_like, queue_like
 from tests.doctor.broker_findings import changed, findings_of, verdict
 
 
@@ -96,8 +96,8 @@ async def test_what_goes_away_before_it_is_compared_is_not_made(settings: Settin
     exchange = await host.ask(exchange_like("gone", "topic", durable=True))
 
     await close_each(hosts)
-    assert (queue.answer, queue.difference) == (Answer.REFUSED, None)
-    assert (exchange.answer, exchange.difference) == (Answer.REFUSED, None)
+    assert (queue.answer, queue.difference) == (BrokerAnswer.REFUSED, None)
+    assert (exchange.answer, exchange.difference) == (BrokerAnswer.REFUSED, None)
     async with await aio_pika.connect(settings.broker.url.get_secret_value()) as connection:
         with pytest.raises(ChannelNotFoundEntity):
             await (await connection.channel()).declare_queue("gone", passive=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
-from typing import Any, LiteralString, cast
+from typing import Any
 
 import aio_pika
 import pytest
@@ -185,7 +185,7 @@ async def test_an_operator_sends_the_rows_elsewhere_while_the_relay_runs(
 ) -> None:
     """A row that only waits behind another keeps its address, whatever the words are that say so."""
     reworded = SET_ASIDE_BEHIND.as_string().replace("waits behind message ", words)
-    monkeypatch.setattr(quarantine_table, "SET_ASIDE_BEHIND", SQL(cast("LiteralString", reworded)))
+    monkeypatch.setattr(quarantine_table, "SET_ASIDE_BEHIND", SQL(reworded))
     elsewhere = Reader(channel, await channel.declare_queue("elsewhere", durable=True))
     lost, behind = [], []
     for turn in range(3):

@@ -25,7 +25,7 @@ def test_rows_that_are_there_get_the_row_that_they_wait_for(database: DatabaseSe
 
     migrate(database)
 
-    found = dict(connection.execute(READ).fetchall())
-    assert found == {"head": None, "behind": 17, "long": None, "silent": None, "pending": None}
+    found = connection.execute(READ).fetchall()
+    assert found == [("head", None), ("behind", 17), ("long", None), ("silent", None), ("pending", None)]
     downgrade(database, "0027")
     assert {row for _, row in connection.execute(READ).fetchall()} == {None}

@@ -19,7 +19,7 @@ from relay.console.looks import Looks
 from relay.console.templates import page
 from relay.errors import OutboxError, UsageError
 from relay.operate.messages.look import Place, Search, State, row_id, search
-from relay.operate.messages.message import Audited, Message, read_audit, read_message, read_outcome, reveal_message
+from relay.operate.messages.message import Audited, FoundMessage, read_audit, read_message, read_outcome, reveal_message
 from relay.runtime.scrub import scrub
 
 router = APIRouter()
@@ -132,14 +132,14 @@ def reveal(
     )  # fmt: skip
 
 
-def _steps(request: Request, message: Message, audited: Sequence[Audited]) -> list[Step]:
+def _steps(request: Request, message: FoundMessage, audited: Sequence[Audited]) -> list[Step]:
     """Return the way of a message: row, broker, inbox, dead letter."""
     steps = [*_of_outbox(message), *_of_consumers(request, message)]
     steps += [Step("warning", f"{each.command}, by {each.by}", each.at, each.why or "") for each in audited]
     return sorted(steps, key=lambda step: (step.at is None, step.at or message.created_at))
 
 
-def _of_outbox(message: Message) -> list[Step]:
+def _of_outbox(message: FoundMessage) -> list[Step]:
     steps = [Step("ok", f"written into lane {message.lane}", message.created_at, message.writer or "")]
     match message.state:
         case State.PENDING:
@@ -158,7 +158,7 @@ def _of_outbox(message: Message) -> list[Step]:
     return steps
 
 
-def _of_consumers(request: Request, message: Message) -> list[Step]:
+def _of_consumers(request: Request, message: FoundMessage) -> list[Step]:
     inbox: Database = request.app.state.inbox
     looks: Looks = request.app.state.looks
     steps = [

@@ -38,8 +38,8 @@ from relay.consume.apply.inbox import (
 from relay.consume.apply.partition_state import PartitionState
 from relay.consume.classify import Judge, first_line, name_of
 from relay.consume.counters import Counters
-from relay.consume.database_faults import Fault, cause_of, fault_of
-from relay.consume.hindrances import Entry, Outages, Overloaded
+from relay.consume.database_faults import DatabaseFault, cause_of, fault_of
+from relay.consume.hindrances import Outages, Overloaded, Stay
 from relay.consume.message import Delivery, Message
 from relay.consume.policies import FailureClass
 from relay.errors import (
@@ -414,7 +414,7 @@ class Attempt:
     stopping: asyncio.Event
     state: PartitionState | None = None
 
-    async def apply(self, batch: Sequence[Delivery], entry: Entry) -> Applied | Overloaded:
+    async def apply(self, batch: Sequence[Delivery], entry: Stay) -> Applied | Overloaded:
         """Apply in one transaction, again and again while the database speaks of itself, and not of a message.
 
         Raises:
@@ -433,7 +433,7 @@ class Attempt:
                     raise Stopping from None
                 except Exception as error:  # by a handler: anything
                     is_outage, fault = self._is_outage(error), fault_of(error)
-                    if is_outage or fault is Fault.SESSION or isinstance(error, BY_HANDLER):
+                    if is_outage or fault is DatabaseFault.SESSION or isinstance(error, BY_HANDLER):
                         await self.transactions.close()  # with what a handler has set in its session, or still does
                     if is_outage:
                         await outage.wait(error, self.stopping)
@@ -476,9 +476,9 @@ class Attempt:
 
     def _is_outage(self, error: Exception) -> bool:
         fault = fault_of(error)
-        if fault is Fault.DURATION or isinstance(error, BY_HANDLER):
+        if fault is DatabaseFault.DURATION or isinstance(error, BY_HANDLER):
             return False  # the session is lost, too, by what the handler did
-        return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or fault is Fault.OUTAGE
+        return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or fault is DatabaseFault.OUTAGE
 
     async def _wait_to_repeat(self, batch: Sequence[Delivery], error: Exception, repeats: int) -> None:
         """Wait until it is time for the next try, which costs no attempt. Raises Stopping."""

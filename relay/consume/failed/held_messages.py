@@ -8,7 +8,7 @@ from enum import Enum, auto
 from time import monotonic
 
 from relay.consume.apply.transactions import Attempt
-from relay.consume.classify import Failure, Judge, Reason, log_failure, poisoned
+from relay.consume.classify import Failure, FailureReason, Judge, log_failure, poisoned
 from relay.consume.failed.copies import ChannelContext, Copies, Offer
 from relay.consume.failed.held_table import Head, HeldTable, NoHead
 from relay.consume.failed.poison import SUSPECT_FROM
@@ -28,7 +28,7 @@ class Work(Enum):
     NONE_DUE = auto()
 
 
-class Held(Enum):
+class FailedAgain(Enum):
     """What became of a held message that failed again."""
 
     BURIED = auto()  # it is a dead letter, and what was behind it is due
@@ -55,7 +55,7 @@ class HeldMessages:
         await self.table.put(delivery, failure, self.context.stopping)
         self._is_held([delivery])
         self._count(failure)
-        if failure.reason is Reason.POISONED:
+        if failure.reason is FailureReason.POISONED:
             await self.context.begun_attempts.forget(delivery.message.identity, self.context.stopping)
 
     async def put_behind(self, deliveries: Sequence[Delivery]) -> None:
@@ -138,7 +138,7 @@ class HeldMessages:
                         await self.let_go()
                         return Work.DONE
         self._must_be_alone = False
-        if failure is None or await self._put_off_or_bury(head, failure) is Held.BURIED:
+        if failure is None or await self._put_off_or_bury(head, failure) is FailedAgain.BURIED:
             self.context.counters.held -= 1
             await self.table.promote(head)
         self._claimed = None
@@ -158,16 +158,16 @@ class HeldMessages:
             return poisoned(head.unended, head.history)
         return head.dead or self.unfit_for(head.delivery)
 
-    async def _put_off_or_bury(self, head: Head, failure: Failure) -> Held:
+    async def _put_off_or_bury(self, head: Head, failure: Failure) -> FailedAgain:
         """Put the head off until its next attempt, or make it a dead letter after its last."""
         if failure.reason is None:
             await self.table.postpone(head, failure, failure.wait)
             self._count(failure)
-            return Held.WAITING
+            return FailedAgain.WAITING
         if await self.copies.offer(head.delivery.delivered, failure) is Offer.REFUSED:
             await self.table.postpone(head, failure, self.context.backoff.maximum)
-            return Held.WAITING
+            return FailedAgain.WAITING
         if await self.table.delete_unchanged(head):
-            return Held.BURIED
+            return FailedAgain.BURIED
         await self.table.release(head)
-        return Held.WAITING
+        return FailedAgain.WAITING

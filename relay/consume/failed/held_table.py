@@ -15,7 +15,7 @@ from uuid import UUID
 from relay.consume.apply.fence import NO_PARTITION, Fence
 from relay.consume.apply.inbox import Admission, Inbox
 from relay.consume.apply.inbox_session import InboxSession
-from relay.consume.classify import Failure, History, Reason, first_line, name_of
+from relay.consume.classify import Failure, FailureReason, History, first_line, name_of
 from relay.consume.failed.envelope import history_of, pack, unpack
 from relay.consume.message import Delivery, read_delivery
 from relay.logger import get_logger
@@ -324,7 +324,7 @@ class HeldTable:
                 failed_at=last,
                 exception=row.exception or "",
                 words=row.error or "",
-                reason=Reason(row.reason),
+                reason=FailureReason(row.reason),
             )
         return Head(
             position=row.position,

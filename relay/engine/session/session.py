@@ -28,7 +28,7 @@ from relay.runtime.backoff import wait_for_event
 from relay.servers.postgres.compatibility import READ_TABLES, refuse_newer
 from relay.servers.postgres.database import (
     KEEPALIVE,
-    Connection,
+    DatabaseConnection,
     Host,
     connect_async,
     is_unreplicated,
@@ -209,7 +209,7 @@ class LaneSession:
             before, so every later snapshot names those that still run.
     """
 
-    def __init__(self, connection: Connection, database: DatabaseSettings, key_scope: KeyScope) -> None:
+    def __init__(self, connection: DatabaseConnection, database: DatabaseSettings, key_scope: KeyScope) -> None:
         self.host = Host(connection.info.host, connection.info.port)
         self.lanes = HeldLanes()
         self.schema = database.schema_name

@@ -34,7 +34,7 @@ HELD = (
 )  # fmt: skip
 
 
-class Standing(Enum):
+class GrantStanding(Enum):
     """Whether the role has a right."""
 
     HELD = auto()
@@ -139,14 +139,14 @@ def rights(connection: psycopg.Connection, settings: Settings) -> Iterator[Findi
     check, schema = "database.rights", settings.database.schema_name
     (role,) = one(connection.execute(ROLE).fetchone())
     standings = {grant: _standing_of(connection, schema, grant) for grant in GRANTS}
-    missing = [grant for grant, standing in standings.items() if standing is Standing.MISSING]
+    missing = [grant for grant, standing in standings.items() if standing is GrantStanding.MISSING]
     if missing:
         commands = sorted({grant.command for grant in missing}, key=lambda name: name != "run")
         named = " and ".join(f"`relay {command}`" for command in commands)
         words = f"role {role} lacks {len(missing)} of {len(GRANTS)} rights, without which {named} does not work"
         verdict = Verdict.FAILED if "run" in commands else Verdict.WARNING
         yield Finding(check, verdict, words, "; ".join(grant.statement(schema, role) for grant in missing))
-    elif Standing.NO_OBJECT in standings.values():
+    elif GrantStanding.NO_OBJECT in standings.values():
         yield Finding(check, Verdict.SKIPPED, "the tables are not all there", "run `relay migrate` first")
     else:
         yield Finding(check, Verdict.OK, f"role {role} may do all that the relay does")
@@ -184,7 +184,7 @@ def ownership(connection: psycopg.Connection, settings: Settings) -> Iterator[Fi
         yield Finding(check, Verdict.OK, f"{kept_for}, and role {role} may drop what is older")
 
 
-def _standing_of(connection: psycopg.Connection, schema: str, grant: Grant) -> Standing:
+def _standing_of(connection: psycopg.Connection, schema: str, grant: Grant) -> GrantStanding:
     statement = HAS_ON_COLUMNS if grant.columns else ASK[grant.kind]
     parameters = {
         "privilege": grant.privilege,
@@ -194,8 +194,8 @@ def _standing_of(connection: psycopg.Connection, schema: str, grant: Grant) -> S
     }
     row = connection.execute(statement, parameters).fetchone()
     if row is None:
-        return Standing.NO_OBJECT
-    return Standing.HELD if row[0] else Standing.MISSING
+        return GrantStanding.NO_OBJECT
+    return GrantStanding.HELD if row[0] else GrantStanding.MISSING
 
 
 # What the migrations make; tests/doctor/test_foreign.py compares.

@@ -14,7 +14,7 @@ from relay.operate.doctor.broker_hosts import OpenHost, why_not_publish
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.doctor.question import (
     NO_LOCATOR,
-    Answer,
+    BrokerAnswer,
     Question,
     Reply,
     exchange_like,
@@ -95,9 +95,9 @@ async def exchanges_are_open(hosts: Sequence[OpenHost], settings: Settings) -> A
                 continue
             reply = await host.ask(publish_refused(name, "outbox-doctor"))
             match reply.answer:
-                case Answer.REFUSED:
+                case BrokerAnswer.REFUSED:
                     yield Finding(check, Verdict.OK, f"{words}: {host.place} lets us publish")
-                case Answer.FORBIDDEN:
+                case BrokerAnswer.FORBIDDEN:
                     user = host.connection.url.user
                     remedy = (
                         f"let {user} write to it: `rabbitmqctl set_permissions -p VHOST {user} CONFIGURE WRITE READ`"
@@ -135,9 +135,9 @@ async def _queue_as_it_is(check: str, name: str, listed: Queue | None, hosts: Se
     if odd := odd_one(check, thing, replies):
         return odd
     reply = replies[0][1]
-    if reply.answer not in (Answer.YES, Answer.REFUSED):
+    if reply.answer not in (BrokerAnswer.YES, BrokerAnswer.REFUSED):
         return Finding(check, Verdict.OK, f"{words}; what it is like is not told: {reply.words}")
-    different = "" if reply.answer is Answer.YES else (reply.difference or [reply.words])[0]
+    different = "" if reply.answer is BrokerAnswer.YES else (reply.difference or [reply.words])[0]
     if listed is None and different == "durable":
         remedy = "declare it again as durable: it is gone after a restart of the broker, with what is in it"
         return Finding(check, Verdict.WARNING, f"{words}, and not durable", remedy)
@@ -237,9 +237,9 @@ async def absence(
         declaration: what `relay run` would declare at its start, asked so that nothing is; None when it does not.
     """
     replies = await ask_each(hosts, question)
-    lines = [f"{place}: {reply.words}" for place, reply in replies if reply.answer is not Answer.YES]
-    there = [place for place, reply in replies if reply.answer is Answer.YES]
-    missing = sum(reply.answer is Answer.MISSING for _, reply in replies)
+    lines = [f"{place}: {reply.words}" for place, reply in replies if reply.answer is not BrokerAnswer.YES]
+    there = [place for place, reply in replies if reply.answer is BrokerAnswer.YES]
+    missing = sum(reply.answer is BrokerAnswer.MISSING for _, reply in replies)
     if not lines:
         return None
     if not missing:
@@ -250,7 +250,7 @@ async def absence(
         remedy = "declare it, or list it in relay.toml and run `relay topology apply`"
         return Finding(check, Verdict.FAILED, f"{thing}: {'; '.join(lines)}", remedy)
     reply = await hosts[0].ask(declaration)
-    if reply.answer is Answer.FORBIDDEN:
+    if reply.answer is BrokerAnswer.FORBIDDEN:
         remedy = "run `relay topology apply` as a user who may, or let this one configure it (docs/topology.md)"
         return Finding(
             check, Verdict.FAILED, f"{thing} is missing, and `relay run` may not declare it: {reply.words}", remedy

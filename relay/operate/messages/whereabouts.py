@@ -28,7 +28,7 @@ FIND = SQL("""
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', {milliseconds}, true)")
 
 
-class Missing(StrEnum):
+class WhyMissing(StrEnum):
     """Why no row was found, as a command says it."""
 
     UNKNOWN = "no row of the outbox has this id: it was never committed, or its day was dropped"
@@ -82,18 +82,20 @@ class Found:
         return f", and due at {_moment(self.available_at)}" if self.is_delayed else ""
 
 
-def find_rows(connection: psycopg.Connection, schema: str, wanted: Collection[RowId]) -> dict[RowId, Found | Missing]:
+def find_rows(
+    connection: psycopg.Connection, schema: str, wanted: Collection[RowId]
+) -> dict[RowId, Found | WhyMissing]:
     """Return for each id the row that has it, or why no row was found."""
     found = _find(connection, schema, wanted, is_sent=False)
     missing = [each for each in wanted if each not in found]
-    lack = Missing.UNKNOWN
+    lack = WhyMissing.UNKNOWN
     if missing:
         try:
             with connection.transaction():
                 connection.execute(SET_TIMEOUT.format(milliseconds=str(round(SENT_TIMEOUT * 1000))))
                 found |= _find(connection, schema, missing, is_sent=True)
         except psycopg.errors.QueryCanceled:
-            lack = Missing.UNREAD
+            lack = WhyMissing.UNREAD
     return {each: found.get(each, lack) for each in wanted}
 
 

@@ -187,7 +187,7 @@ def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: A
 
 async def connect_async(
     database: DatabaseSettings, *, last: Host | None = None, is_lent: bool = False, **overrides: Any
-) -> "Connection":
+) -> "DatabaseConnection":
     """Open an asyncio connection in autocommit mode, for transactions that are READ COMMITTED.
 
     Args:
@@ -197,7 +197,7 @@ async def connect_async(
         DatabaseUnavailableError: no host of the URL lets us in; libpq's own words tell why.
     """
     try:
-        connection = await Connection.connect(conninfo(database, last=last, **overrides), autocommit=True)
+        connection = await DatabaseConnection.connect(conninfo(database, last=last, **overrides), autocommit=True)
         try:
             if not is_lent:
                 async with asyncio.timeout(database.command_timeout):
@@ -249,7 +249,7 @@ def is_refusal(error: psycopg.Error) -> bool:
     return error.sqlstate is None and SERVER_SAYS.search(str(error)) is not None
 
 
-class Connection(psycopg.AsyncConnection):
+class DatabaseConnection(psycopg.AsyncConnection):
     """A connection whose interrupted statement ends within `CANCEL_TIMEOUT`, also when the server is silent.
 
     psycopg asks the server to cancel the statement, which keeps no lock then. For a silent server psycopg waits up to

@@ -32,7 +32,7 @@ from relay.config.tls import TlsFileError, error_words, tls_context
 from relay.errors import BrokerUnavailableError, PublicReason, QueueMissingError, no_answer_within
 from relay.runtime.hindrance import Hindrance
 from relay.runtime.scrub import scrub
-from relay.servers.rabbitmq.hosts import Host, broker_urls, in_turn
+from relay.servers.rabbitmq.hosts import BrokerHost, broker_urls, in_turn
 from relay.servers.rabbitmq.insides import UnderlayFactory, hear_of_blocks, last_frame_at, write_queue
 
 HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
@@ -108,7 +108,7 @@ class Connection(aio_pika.Connection):
         ConnectionParameter(name="transport_factory", parser=lambda factory: factory, is_kwarg=True),
     )
 
-    def __init__(self, host: Host, broker: BrokerSettings, name: str) -> None:
+    def __init__(self, host: BrokerHost, broker: BrokerSettings, name: str) -> None:
         self.host = host
         self._heartbeat = broker.heartbeat
         self._socket = _Socket(host, timeout=broker.heartbeat * HEARTBEATS_UNTIL_GONE)
@@ -220,7 +220,7 @@ class Connection(aio_pika.Connection):
 class _Socket(TransportFactory):
     """Opens the socket, and keeps it: a dead peer must not be waited for as long as the kernel does (15 minutes)."""
 
-    def __init__(self, host: Host, timeout: float) -> None:
+    def __init__(self, host: BrokerHost, timeout: float) -> None:
         self._host = host
         self._timeout = timeout
         self._socket: socket.socket | None = None
@@ -277,7 +277,7 @@ async def connect(broker: BrokerSettings, name: str, *, after: Connection | None
     )
 
 
-async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connection:
+async def connect_to(host: BrokerHost, broker: BrokerSettings, name: str) -> Connection:
     """Open a connection to this host, as `connect` does.
 
     Raises:

@@ -22,7 +22,7 @@ SALT = os.urandom(8)
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class BrokerHost:
     """One address of a name; `str` gives what to call it in an error."""
 
     url: URL  # with the name, for which the host's certificate is made
@@ -58,8 +58,8 @@ def vhost(url: URL) -> str:
 
 
 async def in_turn(
-    urls: Sequence[URL], *, after: Host | None, within: float
-) -> AsyncGenerator[Host | BrokerUnavailableError, None]:
+    urls: Sequence[URL], *, after: BrokerHost | None, within: float
+) -> AsyncGenerator[BrokerHost | BrokerUnavailableError, None]:
     """Yield every host once, or why a name has no address; a name is resolved when its turn comes.
 
     Args:
@@ -67,7 +67,7 @@ async def in_turn(
         after: the host that stands before the first one, and hence comes last.
     """
     begin = next((n for n, url in enumerate(urls) if after is not None and place(url) == place(after.url)), 0)
-    last: list[Host] = []
+    last: list[BrokerHost] = []
     for url in (*urls[begin:], *urls[:begin]):
         try:
             hosts = await addresses(url, within)
@@ -84,7 +84,7 @@ async def in_turn(
         yield host
 
 
-async def addresses(url: URL, within: float) -> list[Host]:
+async def addresses(url: URL, within: float) -> list[BrokerHost]:
     """Return each address that the URL's name has now as a host, in the order in which this process tries them.
 
     Raises:
@@ -92,7 +92,7 @@ async def addresses(url: URL, within: float) -> list[Host]:
     """
     name = str(url.host)
     if _is_address(name):
-        return [Host(url, name)]
+        return [BrokerHost(url, name)]
     try:
         async with asyncio.timeout(within):
             found = await _resolve(name)
@@ -100,14 +100,14 @@ async def addresses(url: URL, within: float) -> list[Host]:
         raise _unresolved(url, f"the name is not resolved within {within:g} s") from None
     except (OSError, UnicodeError) as error:
         raise _unresolved(url, error.args[-1]) from None
-    return [Host(url, address) for address in sorted(found, key=lambda address: hash((SALT, address)))]
+    return [BrokerHost(url, address) for address in sorted(found, key=lambda address: hash((SALT, address)))]
 
 
 def _unresolved(url: URL, why: object) -> BrokerUnavailableError:
     return BrokerUnavailableError(f"{place(url)}: {why}", public=PublicReason.NAME_NOT_RESOLVED)
 
 
-async def is_listed(host: Host, urls: Sequence[URL], within: float) -> bool:
+async def is_listed(host: BrokerHost, urls: Sequence[URL], within: float) -> bool:
     """Whether one of the URLs leads to this host: same user, virtual host and parameters, such as those of TLS.
 
     A name that is not resolved within so many seconds is taken to have the address that it had.
