@@ -40,7 +40,7 @@ from relay.servers.rabbitmq.connection import answer_within, words
 # The priority that every consumer has. Only a stream takes no priority: it refuses the argument, and so it refuses us.
 REFUSED_BY_STREAMS: Arguments = {"x-priority": 0}
 CLOSE_TIMEOUT = 2.0  # seconds for a goodbye to a broker that may be gone
-LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
+CHANNEL_LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
 
 log = get_logger("relay.consume")
 
@@ -232,7 +232,7 @@ class ChannelConsumer:
 
     async def _cancel_consumer(self, tag: str) -> None:
         """Take no more deliveries."""
-        with suppress(*LOST):  # then no delivery will come either
+        with suppress(*CHANNEL_LOST):  # then no delivery will come either
             async with answer_within("cancel a consumer", CLOSE_TIMEOUT):
                 await self._channel.basic_cancel(tag)
 
@@ -329,7 +329,7 @@ async def consume(
         consuming = ChannelConsumer(setup, channel, tasks, cut_off)
         try:
             tag = await consuming.begin()
-        except (QueueMissingError, ConfigurationError, *LOST) as error:
+        except (QueueMissingError, ConfigurationError, *CHANNEL_LOST) as error:
             refused = error
         else:
             tell_ready()
@@ -341,7 +341,7 @@ async def consume(
 
 async def close(channel: AbstractChannel) -> None:
     """Wait until the broker has taken back what is left of a channel: not before may anybody else begin."""
-    with suppress(*LOST):
+    with suppress(*CHANNEL_LOST):
         async with answer_within("close a channel", CLOSE_TIMEOUT):
             await channel.close()
 

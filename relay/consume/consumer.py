@@ -23,7 +23,7 @@ from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.consume.channel import LOST, consume
+from relay.consume.channel import CHANNEL_LOST, consume
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
 from relay.consume.policies import FailurePolicy, WorkPolicy
@@ -187,7 +187,7 @@ class Consumer:
                         try:
                             async with self._channel() as channel:
                                 await consume(setup, channel, self._tell_ready)
-                        except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
+                        except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *CHANNEL_LOST) as error:
                             if self._was_ready:
                                 await self._wait_for_broker(error)
                             elif not setup.stop.is_set():
@@ -222,7 +222,7 @@ class Consumer:
         self._connection = connection = await unless_stopping(self.setup.stop, connecting)
         try:
             yield await open_channel_within(connection, broker.connect_timeout)
-        except (BrokerUnavailableError, *LOST):
+        except (BrokerUnavailableError, *CHANNEL_LOST):
             if (loss := connection.loss) is None:
                 raise
             raise BrokerUnavailableError(loss, public=loss.public) from connection.end  # not what followed from it

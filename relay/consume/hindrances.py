@@ -21,7 +21,7 @@ from relay.runtime.hindrance import Hindrance
 from relay.runtime.silence import StallTimer
 from relay.servers.postgres.database import kind_of_loss, one_line, public_reason
 
-STALL_LOOK_INTERVAL = 1.0  # seconds
+STALL_LOOK = 1.0  # seconds
 
 log = get_logger("relay.consume")
 
@@ -193,7 +193,7 @@ class SettlingWatch:
         try:
             while True:
                 self.look(time.monotonic())
-                await asyncio.sleep(until_tick(STALL_LOOK_INTERVAL))
+                await asyncio.sleep(until_tick(STALL_LOOK))
         finally:
             self.reason = None
 

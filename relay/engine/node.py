@@ -1,7 +1,6 @@
 """A relay node: both connections, the loop between them, and their loss and return."""
 
 import asyncio
-import gc
 import signal
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -36,8 +35,9 @@ from relay.retention.rounds import keep_days
 from relay.runtime.backoff import Stopping, backoff, unless_stopping, wait_for_event
 from relay.runtime.health import Health
 from relay.runtime.hindrance import Hindrance
-from relay.runtime.memory import return_large_blocks
+from relay.runtime.memory import collect_rarely, return_large_blocks
 from relay.runtime.stopping import GOODBYE, stopped_by_signals
+from relay.servers.postgres.compatibility import TABLES_MISSING
 from relay.servers.postgres.database import Host, kind_of_loss, session_lost
 
 log = get_logger(__name__)
@@ -48,14 +48,6 @@ OURS_FOR = 0.9  # of node_timeout: without an answer for so long, other nodes ma
 DRAIN_LOOK = 0.2  # seconds: the drain may begin before there is a broker
 NO_LANES = Hindrance.plain("none held")
 WENT_BACK = "the database went back from message {seen} to {found}: see docs/backup.md"
-
-# What a relay gets when another process downgrades or drops its tables.
-TABLES_CHANGED = (
-    psycopg.errors.UndefinedTable,
-    psycopg.errors.UndefinedColumn,
-    psycopg.errors.UndefinedFunction,
-    psycopg.errors.InvalidSchemaName,
-)
 
 
 async def serve(
@@ -73,10 +65,7 @@ async def serve(
     Raises:
         OutboxError: it could not start. There was no database or broker within `relay.start_timeout`, or no table.
     """
-    # Thousands of rows live for milliseconds each. At its usual pace the collector finds nothing among them, and costs
-    # a tenth of the relay's CPU time.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    collect_rarely()
     return_large_blocks()
     node = Node(settings)
     async with reloading(reload or (lambda: settings), settings, node.use_hosts), beside(node):
@@ -107,7 +96,7 @@ async def _run_until_told(node: "Node", settings: Settings) -> int:
             raise AccessError(
                 f"{error.diag.message_primary}: `relay config roles` prints the grants that the relay needs"
             ) from group
-        if isinstance(error, TABLES_CHANGED):
+        if isinstance(error, TABLES_MISSING):
             raise SchemaError(
                 f"the tables in schema {settings.database.schema_name!r} were dropped or changed while the relay ran:"
                 f" {error.diag.message_primary}; run `relay migrate` of this release, then start the relay again"

@@ -25,6 +25,7 @@ import relay
 from relay.errors import DeadlineError, ListenError
 from relay.logger import get_logger
 from relay.runtime.hindrance import Hindrance
+from relay.runtime.listen import listen
 
 log = get_logger(__name__)
 
@@ -87,7 +88,7 @@ async def answering(address: str, subject: Subject) -> AsyncIterator[None]:
     Raises:
         ListenError: the address cannot be had.
     """
-    with _listen(address) as listener:
+    with _listener(address) as listener:
         server = _Server(listener, _Answers(asyncio.get_running_loop(), subject), _room())
         log.info("http.listening", address=address)
         try:
@@ -96,15 +97,10 @@ async def answering(address: str, subject: Subject) -> AsyncIterator[None]:
             await asyncio.to_thread(server.stop)
 
 
-def _listen(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+def _listener(address: str) -> socket.socket:
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host.strip("[]"), int(port)))
-        listener.listen(WAITING)
+        listener = listen(address, WAITING)
     except OSError as error:
-        listener.close()
         raise ListenError(address, error.strerror or str(error)) from error
     listener.setblocking(False)
     return listener

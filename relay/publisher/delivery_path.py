@@ -25,7 +25,7 @@ from relay.runtime.stopping import GOODBYES
 log = get_logger(__name__)
 
 ENTRIES_PER_WRITE = 500
-LOOK_INTERVAL = 0.1  # seconds between two looks at the buffer, or
+BUFFER_LOOK = 0.1  # seconds between two looks at the buffer, or
 LOOK_SHARE = 20  # times as long as the last one took: the table is read for it
 HOLD, HOLD_LOOK = 0.5, 0.02  # seconds
 SLOWEST, LONGEST_PAUSE = 64, 1.0  # times as long as a write took, and seconds: that write may have waited for a server
@@ -105,10 +105,10 @@ class DeliveryPath:
         """
         clock = asyncio.get_running_loop().time
         last, last_at, last_buffered = EMPTY, 0.0, 0
-        pause = LOOK_INTERVAL
+        pause = BUFFER_LOOK
         while True:
             await asyncio.sleep(pause)
-            pause = LOOK_INTERVAL
+            pause = BUFFER_LOOK
             if self.mode is not Mode.BUFFERED or not self.direct.is_open or self._closed is not None:
                 self._slowness = 0
                 continue

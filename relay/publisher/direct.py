@@ -14,7 +14,7 @@ from relay.observe.histogram import Histogram
 from relay.publisher.entry import Unaccepted
 from relay.runtime.health import Health, HealthState
 
-LOOK_INTERVAL = 0.25  # seconds
+OVERDUE_LOOK = 0.25  # seconds
 NO_REPEATS: set[int] = set()
 
 Settle = Callable[[Unaccepted, Outcome, str], None]
@@ -83,7 +83,7 @@ class Direct:
         The link's own time-out stands still while the broker blocks us, and the publisher must not.
         """
         while True:
-            await asyncio.sleep(LOOK_INTERVAL)
+            await asyncio.sleep(OVERDUE_LOOK)
             self.give_up(self._loop.time() - self._confirm_timeout)
 
     def give_up(self, sent_until: float = inf) -> None:

@@ -30,7 +30,7 @@ log = get_logger(__name__)
 
 ROWS_PER_READ = 500
 TRIED_AT_ONCE = 50  # refused rows: they must not fill the window
-LOOK_INTERVAL = 0.5  # seconds: refused rows whose time has come are found within it
+DUE_LOOK = 0.5  # seconds: refused rows whose time has come are found within it
 RETRY_INITIAL, RETRY_MAX = 0.1, 10.0  # seconds, when the file fails
 REASONS_TOLD = 10
 
@@ -107,7 +107,7 @@ class FileBuffer:
                 await asyncio.sleep(backoff(failures, RETRY_INITIAL, RETRY_MAX))
             else:
                 failures, self._failure = 0, None
-                await wait_for_event(self.publisher.settled, LOOK_INTERVAL)
+                await wait_for_event(self.publisher.settled, DUE_LOOK)
         with suppress(TimeoutError, sqlite3.Error):  # what is not deleted goes out again
             async with asyncio.timeout(self._settings.drain_timeout):
                 while await self.publisher.wait_settled():

@@ -19,7 +19,6 @@ from relay.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,
     NotAcceptedError,
-    SchemaError,
     no_answer_within,
 )
 from relay.outbox.insert import copy_async
@@ -30,12 +29,13 @@ from relay.publisher.entry import Unaccepted
 from relay.runtime.backoff import backoff
 from relay.runtime.health import Health
 from relay.runtime.hindrance import Hindrance
+from relay.servers.postgres.compatibility import TABLES_MISSING, tables_missing
 from relay.servers.postgres.database import connect_async, hindrance_of, is_unreplicated, one, one_line, public_reason
 
 COLUMNS = (*Row._fields, "writer", "created_at")
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 RETRY_INITIAL, RETRY_MAX = 0.05, 1.0  # seconds
-LOST = (*SESSION_LOST, DatabaseUnavailableError, TimeoutError)
+UNREACHABLE = (*SESSION_LOST, DatabaseUnavailableError, TimeoutError)
 
 
 MAY_WRITE = SQL("""
@@ -93,8 +93,8 @@ class TableBuffer:
             # Now, and not at the first outage of the broker.
             (may_write,) = await self._ask(MAY_WRITE, table=Literal(f"{schema}.message"), columns=list(COLUMNS))
             await self._left()
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            raise SchemaError(f"the outbox tables are missing in schema {schema!r}: run `relay migrate`") from None
+        except TABLES_MISSING:
+            raise tables_missing(schema) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise AccessError(f"{error.diag.message_primary}: {lack}") from None
         if not may_write:
@@ -115,7 +115,7 @@ class TableBuffer:
                     await copy_async(connection, COLUMNS, rows, self._database.schema_name)
                     if self._is_unreplicated:
                         raise CommitUnknownError
-            except LOST as error:
+            except UNREACHABLE as error:
                 reason = hindrance_of(error) or Hindrance.plain(no_answer_within(self._database.command_timeout))
                 self._health.degrade("database", reason)
                 if loop.time() >= give_up_at:
@@ -155,7 +155,7 @@ class TableBuffer:
         try:
             async with self._use() as connection:
                 return one(await (await connection.execute(statement, values, prepare=False)).fetchone())
-        except LOST as error:
+        except UNREACHABLE as error:
             raise DatabaseUnavailableError(one_line(error), public=public_reason(error)) from error
 
     @asynccontextmanager

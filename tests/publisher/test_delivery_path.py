@@ -101,7 +101,7 @@ class BrokerAndTable:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pause in ("LOOK_INTERVAL", "LOOK_SHARE", "HOLD_LOOK"):
+    for pause in ("BUFFER_LOOK", "LOOK_SHARE", "HOLD_LOOK"):
         monkeypatch.setattr(module, pause, 0)
 
 

@@ -18,7 +18,7 @@ from relay.errors import DatabaseUnavailableError
 from relay.runtime.backoff import Stopping, wait_for_event
 
 TAKEN_INTERVAL = 0.1  # seconds between two looks while what is due is in the hands of another process
-LOOK_INTERVAL = 5.0  # seconds between two looks for what another process has left behind
+LEFT_BEHIND_LOOK = 5.0  # seconds between two looks for what another process has left behind
 
 
 class Work(Enum):
@@ -71,7 +71,7 @@ class HeldMessages:
                 try:
                     if (now := monotonic()) >= look_at:
                         self.context.counters.held = await self.table.look_around()
-                        look_at = now + LOOK_INTERVAL
+                        look_at = now + LEFT_BEHIND_LOOK
                     self._wake.clear()
                     is_idle = await self._work_on_one() is Work.NONE_DUE
                     pause = min(await self._due_in(), look_at - monotonic()) if is_idle else 0.0
@@ -99,7 +99,7 @@ class HeldMessages:
     async def _due_in(self) -> float:
         due_in = await self.table.next_due()
         if due_in is None:
-            return LOOK_INTERVAL
+            return LEFT_BEHIND_LOOK
         return due_in if due_in > 0 else TAKEN_INTERVAL
 
     def _is_held(self, deliveries: Sequence[Delivery]) -> None:

@@ -7,7 +7,7 @@ from time import monotonic
 from relay.consume.apply.fence import Fence
 from relay.consume.apply.handlers import call_in_thread, in_own_task
 from relay.consume.apply.partition_state import PartitionState
-from relay.consume.channel import LOST, close, consume, wait_for_first
+from relay.consume.channel import CHANNEL_LOST, close, consume, wait_for_first
 from relay.consume.classify import exc_info_of, first_line, name_of
 from relay.consume.pool.database_contact import DatabaseContact
 from relay.consume.pool.member_connection import MemberConnection
@@ -105,7 +105,7 @@ class Holding:
             try:
                 await self._consume()
                 failures = 0
-            except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
+            except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *CHANNEL_LOST) as error:
                 failures = 1 if self.is_consuming else failures + 1
                 self._note(str(error), public_reason(error))
                 is_serving = self._consumed.is_set() or self.setup.stop.is_set()

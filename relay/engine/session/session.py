@@ -25,7 +25,7 @@ from relay.config.settings import DatabaseSettings, KeyScope
 from relay.engine.row import Row
 from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError, no_answer_within
 from relay.runtime.backoff import wait_for_event
-from relay.servers.postgres.compatibility import READ_TABLES, refuse_newer
+from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, refuse_newer, tables_missing
 from relay.servers.postgres.database import (
     KEEPALIVE,
     DatabaseConnection,
@@ -133,8 +133,8 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
                 raise SchemaError(f"the outbox tables in schema {schema!r} are too old: run `relay migrate`")
             refuse_newer(schema, revision, note)
             await connection.execute(SQL("LISTEN {}").format(Identifier(nodes_channel(schema))))
-    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
-        raise SchemaError(f"the outbox tables are missing in schema {schema!r}: run `relay migrate`") from None
+    except TABLES_MISSING:
+        raise tables_missing(schema) from None
     except TimeoutError:
         public = no_answer_within(database.command_timeout)
         raise DatabaseUnavailableError(public, public=public) from None

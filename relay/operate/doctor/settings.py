@@ -5,7 +5,6 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from relay.config.keys import all_keys, as_json
 from relay.config.loading import FILE_SUFFIX
 from relay.config.settings import DatabaseSettings, RelaySettings, Route, Settings
 from relay.operate.doctor.finding import Finding, Verdict
+from relay.runtime.listen import is_loopback
 from relay.runtime.memory import LEAST_WINDOW, Limit, largest_within, memory_limit, mib, needed, window_within
 from relay.servers.postgres.database import conninfo
 from relay.servers.rabbitmq.hosts import broker_urls
@@ -150,12 +150,7 @@ def _names(urls: list[URL]) -> str:
 
 def _is_local(host: str) -> bool:
     """Whether a host, as both URLs name it, is on loopback or a local socket."""
-    if not host or host.startswith(("/", "@")):
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
+    return not host or host.startswith(("/", "@")) or is_loopback(host)
 
 
 def memory(relay: RelaySettings, limit: Limit | None = None) -> Finding:

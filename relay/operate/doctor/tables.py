@@ -9,7 +9,7 @@ from relay.config.settings import Settings
 from relay.operate.batches import IS_UNFINISHED
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.revision import head_revision
-from relay.servers.postgres.compatibility import READ_TABLES, release_needed
+from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, release_needed
 from relay.servers.postgres.database import one
 
 PUBLISHES_GENERATED = 180000  # the first server that can publish generated columns
@@ -90,7 +90,7 @@ def tables_at_head(connection: psycopg.Connection, settings: Settings) -> Iterat
     check, schema, wanted = "database.tables", settings.database.schema_name, head_revision()
     try:
         row = connection.execute(READ_TABLES.format(schema=Identifier(schema))).fetchone()
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+    except TABLES_MISSING:
         row = None
     found, note = row or ("none", None)
     words = f"schema {schema} is of version {found}; this release needs {wanted}"
