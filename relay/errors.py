@@ -220,7 +220,7 @@ class NotReadyError(OutboxError):
 
 
 class PartlyDoneError(OutboxError):
-    """A command did a part of what it was asked for; the message tells which, and what stopped it."""
+    """A command did a part of what it was asked for; the message says which, and what stopped it."""
 
 
 class JobTurnedError(PartlyDoneError):

@@ -313,7 +313,7 @@ class Receipts:
 
 
 async def consume(
-    setup: Setup, channel: AbstractChannel, tell_ready: Callable[[], None], *, cut_off: asyncio.Event | None = None
+    setup: Setup, channel: AbstractChannel, note_ready: Callable[[], None], *, cut_off: asyncio.Event | None = None
 ) -> None:
     """Consume on this channel until it is lost or we are told to stop.
 
@@ -332,7 +332,7 @@ async def consume(
         except (QueueMissingError, ConfigurationError, *CHANNEL_LOST) as error:
             refused = error
         else:
-            tell_ready()
+            note_ready()
             await consuming.work(tag)
     if refused is not None:
         raise refused

@@ -29,7 +29,7 @@ from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, re
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
-from relay.consume.startup import check_inbox, note_queue, tell_left_behind, warn_of_single_batches
+from relay.consume.startup import check_inbox, note_queue, warn_of_left_behind, warn_of_single_batches
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
@@ -53,7 +53,7 @@ class Consumer:
         declare: at the start, declare `<queue>.dead` and, for order="skip", the retry queues where they are missing;
             else they must be there.
 
-    docs/consumer.md tells what becomes of which message.
+    docs/consumer.md says what becomes of which message.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Consumer:
                     while not setup.stop.is_set():
                         try:
                             async with self._channel() as channel:
-                                await consume(setup, channel, self._tell_ready)
+                                await consume(setup, channel, self._note_ready)
                         except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *CHANNEL_LOST) as error:
                             if self._was_ready:
                                 await self._wait_for_broker(error)
@@ -197,13 +197,13 @@ class Consumer:
             finally:
                 await setup.outgoing.close()
                 await setup.session.close()
-                log.info("consumer.stopped", queue=self.queue, **setup.counters.told())
+                log.info("consumer.stopped", queue=self.queue, **setup.counters.for_log())
 
     async def _prepare(self) -> None:
         setup = self.setup
         await check_inbox(setup.inbox)
         await setup.session.check()
-        await tell_left_behind(setup.inbox, setup.session, holds=setup.failures.holds_keys)
+        await warn_of_left_behind(setup.inbox, setup.session, holds=setup.failures.holds_keys)
         warn_of_single_batches(setup.handlers, setup.work.batch_size)
         await note_queue(setup.inbox, setup.session, self.queue, setup.handlers.event_types)
         await prepare(
@@ -229,7 +229,7 @@ class Consumer:
         finally:
             await connection.hang_up()
 
-    def _tell_ready(self) -> None:
+    def _note_ready(self) -> None:
         self._was_ready, self._failures = True, 0
         setup = self.setup
         setup.health.heal("broker")

@@ -9,7 +9,7 @@ from typing import Any, Self
 from relay.observe.histogram import Histogram
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-OF_THE_MOMENT = {"in_flight", "last_age", "times"}  # which a line of the log does not tell
+OF_THE_MOMENT = {"in_flight", "last_age", "times"}  # which a line of the log does not have
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Counters:
         left.last_age = None
         return left
 
-    def told(self) -> dict[str, Any]:
+    def for_log(self) -> dict[str, Any]:
         """Return them for a line of the log."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_THE_MOMENT}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}

@@ -33,7 +33,7 @@ class Overloaded:
 
 @dataclass(slots=True)
 class Stay:
-    """A stay inside, which tells how it ended; what began before a pause says nothing about its end."""
+    """A stay inside, which notes how it ended; what began before a pause says nothing about its end."""
 
     gate: "OverloadGate"
     overloads: int  # in a row, when it began

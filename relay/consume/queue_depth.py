@@ -9,7 +9,7 @@ from relay.servers.rabbitmq.connection import Connection, answer_within, close_c
 
 
 class QueueDepth(NamedTuple):
-    """What the broker tells of a queue; messages that are with a consumer do not wait."""
+    """What the broker says of a queue; messages that are with a consumer do not wait."""
 
     ready: int
     consumers: int

@@ -106,7 +106,7 @@ async def note_queue(inbox: Inbox, session: InboxSession, queue: str, event_type
 
 
 async def keep_up(inbox: Inbox) -> None:
-    """Make the next days, now and then, so that no message has to wait for its day; what fails is told.
+    """Make the next days, now and then, so that no message has to wait for its day; what fails is logged.
 
     Tries that began more than a day ago are forgotten.
     """
@@ -138,7 +138,7 @@ async def _opened(inbox: Inbox) -> AsyncIterator[Transactions]:
         await transactions.close()
 
 
-async def tell_left_behind(inbox: Inbox, session: InboxSession, *, holds: bool, by_partition: bool = False) -> None:
+async def warn_of_left_behind(inbox: Inbox, session: InboxSession, *, holds: bool, by_partition: bool = False) -> None:
     """Look once for what this consumer will not try.
 
     Args:

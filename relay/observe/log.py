@@ -15,7 +15,7 @@ with importing("publisher"):
     import structlog
     from structlog.types import EventDict, Processor, WrappedLogger
 
-# At debug and info the libraries tell every frame, payloads included.
+# At debug and info the libraries log every frame, payloads included.
 LIBRARIES_FROM = logging.WARNING
 
 # They report a broken connection as an error, with a traceback of their insides. It heals by itself, and what an
@@ -73,7 +73,7 @@ def is_json() -> bool:
 
 
 def keep_libraries_quiet() -> None:
-    """Let the AMQP libraries say nothing on stderr: the result of the command tells what went wrong."""
+    """Let the AMQP libraries say nothing on stderr: the result of the command says what went wrong."""
     for library in AMQP_LIBRARIES:
         logging.getLogger(library).addHandler(logging.NullHandler())
 

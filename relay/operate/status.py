@@ -27,7 +27,7 @@ from relay.servers.postgres.database import one
 STALLED_AFTER = 10.0
 MOMENT = "%Y-%m-%d %H:%M:%S %Z"  # among the reasons
 LOOKED_AT = 50_000  # rows that wait in a state, when asked whose rows hold up whose; the doctor looks at all
-ROUTES_TOLD = 10  # among the reasons, and of one exchange; `quarantined_routes` has them all
+ROUTES_NAMED = 10  # among the reasons, and of one exchange; `quarantined_routes` has them all
 
 # With what marks have counted and no heartbeat has added yet: a killed node leaves some of it.
 READ_NODES = SQL("""
@@ -99,7 +99,7 @@ BY_INDEX = SQL("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = of
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A relay as its row in `node` tells."""
+    """A relay as its row in `node` has it."""
 
     name: str
     lanes: list[int]
@@ -146,7 +146,7 @@ class Reason(str):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `relay status` tells; the field names are the keys of its JSON."""
+    """What `relay status` shows; the field names are the keys of its JSON."""
 
     state: OutboxState
     reasons: list[Reason]
@@ -302,14 +302,14 @@ def route_reasons(routes: Sequence[RouteStatus]) -> list[Reason]:
     for route in routes:
         if route.paused_at is None:
             of_exchange.setdefault(route.exchange, []).append(route)
-    together = {exchange: many for exchange, many in of_exchange.items() if len(many) > ROUTES_TOLD}
+    together = {exchange: many for exchange, many in of_exchange.items() if len(many) > ROUTES_NAMED}
     others = [route for route in routes if route.paused_at is not None or route.exchange not in together]
     reasons = [Reason(_exchange_reason(many), About.ROUTE) for many in together.values()]
     reasons += [
         Reason(_route_reason(route), About.ROUTE if route.paused_at is None else About.PAUSE)
-        for route in others[:ROUTES_TOLD]
+        for route in others[:ROUTES_NAMED]
     ]
-    if more := others[ROUTES_TOLD:]:
+    if more := others[ROUTES_NAMED:]:
         are_paused = ", or are paused" if any(route.paused_at for route in more) else ""
         reasons.append(Reason(f"{len(more)} more routes do not work{are_paused}", About.ROUTE))
     return reasons

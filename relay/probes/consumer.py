@@ -1,4 +1,4 @@
-"""What is told about a consumer, or a member of a pool.
+"""What a probe shows of a consumer, or a member of a pool.
 
 async with answering_for(consumer, "0.0.0.0:8080"):
     await consumer.run()

@@ -10,7 +10,7 @@ from relay.probes.metrics import counted, histogram, reconnects, refused
 
 
 def metrics(consumer: ConsumerSnapshot, waiting: int | None) -> Iterator[Metric]:
-    """Return the metrics of a consumer at one moment; nothing waiting: the broker does not tell how many do."""
+    """Return the metrics of a consumer at one moment; nothing waiting: the broker does not say how many do."""
     labels = {"consumer": consumer.consumer, "queue": consumer.queue}
     counters = consumer.counters
     for name, about, gauge in (

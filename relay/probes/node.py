@@ -1,4 +1,4 @@
-"""What is told about a relay node."""
+"""What a probe shows of a relay node."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""A file as the buffer, where there is no PostgreSQL: SQLite, each commit on the disk before it is told.
+"""A file as the buffer, where there is no PostgreSQL: SQLite, each commit on the disk before it is reported.
 
 All of SQLite happens in one separate thread, call after call.
 """

@@ -32,7 +32,7 @@ ROWS_PER_READ = 500
 TRIED_AT_ONCE = 50  # refused rows: they must not fill the window
 DUE_LOOK = 0.5  # seconds: refused rows whose time has come are found within it
 RETRY_INITIAL, RETRY_MAX = 0.1, 10.0  # seconds, when the file fails
-REASONS_TOLD = 10
+REASONS_SHOWN = 10
 
 
 class FileBuffer:
@@ -61,10 +61,10 @@ class FileBuffer:
 
     @property
     def reasons(self) -> Sequence[str]:
-        told = list(self._refused.values())[:REASONS_TOLD]
-        more = len(self._refused) - len(told)
+        shown = list(self._refused.values())[:REASONS_SHOWN]
+        more = len(self._refused) - len(shown)
         failure = [f"{self._file.path}: {self._failure}"] if self._failure else []
-        return [*failure, *told, *([f"{more} more messages are refused"] if more else [])]
+        return [*failure, *shown, *([f"{more} more messages are refused"] if more else [])]
 
     def lets_go(self, row: Row) -> bool:
         return self._unroutable(row) is Unroutable.SENT
@@ -76,7 +76,7 @@ class FileBuffer:
 
     async def open(self) -> None:
         await self._file.open()
-        self._refused = {each.position: _told(each, each.reason) for each in await self._file.held()}
+        self._refused = {each.position: _words_for(each, each.reason) for each in await self._file.held()}
 
     async def close(self) -> None:
         await self._file.close()
@@ -142,7 +142,7 @@ class FileBuffer:
             del self._read[row.id]
         if stored.position not in self._refused:
             log.error("message.held", message_id=fault.row.message_id.decode(), reason=fault.reason)
-        self._refused[stored.position] = _told(stored, fault.reason)
+        self._refused[stored.position] = _words_for(stored, fault.reason)
 
     async def _offer(self) -> None:
         """Read on while there is room."""
@@ -164,7 +164,7 @@ class FileBuffer:
             self.publisher.wake()  # there may be more
 
 
-def _told(stored: Stored, reason: str) -> str:
+def _words_for(stored: Stored, reason: str) -> str:
     row = stored.row
     key = "" if row.aggregate_id is None else f" of {row.aggregate_type.decode()} {row.aggregate_id.decode()}"
     return f"message {row.message_id.decode()}{key}: {reason}"

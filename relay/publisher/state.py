@@ -1,4 +1,4 @@
-"""What a publisher tells of itself."""
+"""What a publisher says of itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

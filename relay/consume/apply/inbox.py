@@ -197,7 +197,7 @@ def mark_of(connection: psycopg.Connection | psycopg.AsyncConnection) -> str | N
 
 
 def require_fence(remembered: Iterable[tuple[Any, ...]]) -> None:
-    """Raise PartitionLostError if `REMEMBER` told that we are not within the fence."""
+    """Raise PartitionLostError if `REMEMBER` returned that we are not within the fence."""
     if any(message_id is None for message_id, _ in remembered):
         raise PartitionLostError
 

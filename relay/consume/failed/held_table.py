@@ -219,7 +219,7 @@ class HeldTable:
 
     async def put(self, delivery: Delivery, failure: Failure, stopping: asyncio.Event) -> None:
         """Hold a message that failed. Raises Stopping: it may not be held."""
-        row = {**self._row(delivery), **_told(failure), "wait": timedelta(seconds=failure.wait)}
+        row = {**self._row(delivery), **_columns_of(failure), "wait": timedelta(seconds=failure.wait)}
         await self._session.insist(stopping, self._inbox.statement(PUT), row)
 
     async def put_behind(self, deliveries: Sequence[Delivery], stopping: asyncio.Event) -> None:
@@ -247,7 +247,7 @@ class HeldTable:
         return float(rows[0][0]) if rows else None
 
     async def look_around(self) -> int:
-        """Find what others have left behind; tell how many messages are held."""
+        """Find what others have left behind; return how many messages are held."""
         await self._run(PROMOTE_ALL)
         if self._fence is not None:
             await self._run(UNCLAIM)
@@ -256,7 +256,7 @@ class HeldTable:
 
     async def postpone(self, head: Head, failure: Failure, wait: float) -> None:
         """A try has ended; the next one is in `wait` seconds."""
-        await self._run(POSTPONE, position=head.position, wait=timedelta(seconds=wait), **_told(failure))
+        await self._run(POSTPONE, position=head.position, wait=timedelta(seconds=wait), **_columns_of(failure))
 
     async def release(self, head: Head) -> None:
         """A try has not taken place."""
@@ -336,7 +336,7 @@ class HeldTable:
         )
 
 
-def _told(failure: Failure) -> dict[str, Any]:
+def _columns_of(failure: Failure) -> dict[str, Any]:
     return {
         "attempts": failure.attempts,
         "first_failed_at": failure.first_failed_at,

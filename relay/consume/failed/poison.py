@@ -1,7 +1,7 @@
 """Count the tries of messages that come again, to find the one that processes die of.
 
 A process that dies takes everything along that it had in hand, and all of it comes again as redelivered. Neither that
-mark nor the broker's count tells which message it was (docs/decisions/0013-count-begun-tries.md). So an attempt at such
+mark nor the broker's count says which message it was (docs/decisions/0013-count-begun-tries.md). So an attempt at such
 a message is written down just before it begins, and forgotten when it has ended. What stays are attempts that did not
 end.
 """
@@ -54,11 +54,11 @@ class BegunAttempts:
         """Return for each how many attempts did not end. Raises Stopping."""
         new = [message_id for message_id in message_ids if message_id not in self._ours]
         rows = await self._session.insist(stopping, self._begun, self._parameters(new)) if new else []
-        told = {**self._ours, **dict(rows)}
-        return {message_id: told.get(message_id, UNCOUNTED_ATTEMPTS) for message_id in message_ids}
+        counted = {**self._ours, **dict(rows)}
+        return {message_id: counted.get(message_id, UNCOUNTED_ATTEMPTS) for message_id in message_ids}
 
     async def begin(self, unended: dict[UUID, int], stopping: asyncio.Event) -> None:
-        """Write down that these are tried now, with what `unended` told of them. Raises Stopping."""
+        """Write down that these are tried now, with what `unended` returned for them. Raises Stopping."""
         # What we have begun already was brought back by a lost connection, not by a death.
         new = {message_id: count for message_id, count in unended.items() if message_id not in self._ours}
         if new:

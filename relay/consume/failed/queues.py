@@ -81,7 +81,7 @@ def pool_topology(queue: str) -> list[Exchange | Queue | Binding]:
     """Return what a pool has at the broker.
 
     Bind its exchange to where the events come from. It hands each message to the queue of its partition, by the header
-    in which the relay tells the lane. What has no such header goes to the dead letters. The queue of a partition stays
+    in which the relay names the lane. What has no such header goes to the dead letters. The queue of a partition stays
     where it is, whichever member consumes it: so do the messages that a dead member had in hand.
     """
     dead, exchange, astray = dead_queue_name(queue), f"{queue}.partitions", f"{queue}.unpartitioned"
@@ -130,8 +130,8 @@ async def prepare(
     connection = await connect(broker, f"outbox-consumer {consumer_name} queues")
     try:
         if consumed is not None:
-            told = await declare(connection, Queue.model_construct(name=consumed), compare=False, dry_run=True)
-            if told.standing is Standing.MISSING:
+            declared = await declare(connection, Queue.model_construct(name=consumed), compare=False, dry_run=True)
+            if declared.standing is Standing.MISSING:
                 raise QueueMissingError(consumed)
         for thing in beside:
             await _see_to(connection, thing, may_declare=may_declare)
@@ -145,12 +145,12 @@ async def _see_to(connection: Connection, thing: Exchange | Queue | Binding, *, 
     if isinstance(thing, Binding) and not may_declare:
         return  # nobody can see whether it is there
     is_ours = not isinstance(thing, Queue) or thing.dead_letter_exchange is not None
-    told = await declare(connection, thing, compare=is_ours and may_declare, dry_run=not may_declare)
-    if told.standing in (Standing.MISSING, Standing.DIFFERS, Standing.FAILED):
+    declared = await declare(connection, thing, compare=is_ours and may_declare, dry_run=not may_declare)
+    if declared.standing in (Standing.MISSING, Standing.DIFFERS, Standing.FAILED):
         arguments = thing.arguments if isinstance(thing, Binding) else thing.amqp_arguments()
-        raise QueueUnfitError(told.kind, told.name, told.words, arguments)
-    if told.standing is Standing.DECLARED:
-        log.info("topology.declared", kind=told.kind, name=told.name)
+        raise QueueUnfitError(declared.kind, declared.name, declared.words, arguments)
+    if declared.standing is Standing.DECLARED:
+        log.info("topology.declared", kind=declared.kind, name=declared.name)
 
 
 def _queue(name: str, **settings: object) -> Queue:

@@ -58,8 +58,8 @@ class Candidate:
     """Is the master, or waits until there is no other.
 
     Args:
-        beside: a relay in the same process logs that the database is lost. So a lost session is told only where a pool
-            has members.
+        beside: a relay in the same process logs that the database is lost. So a lost session is logged only where a
+            pool has members.
     """
 
     def __init__(self, database: DatabaseSettings, name: str, *, beside: bool = False) -> None:
@@ -96,7 +96,7 @@ class Candidate:
                 failures = 1 if time.monotonic() - began > BACKOFF.maximum else failures + 1
                 if not self._is_lost and (self._in_use or not self._beside):
                     log.warning("pool.session_lost", reason=one_line(error) or "no answer in time")
-                self._is_lost = True  # which is told once, however often it is tried
+                self._is_lost = True  # which is logged once, however often it is tried
                 await wait_for_event(self.stopping, BACKOFF.seconds(failures))
             except OutboxError:
                 if not was_there:
@@ -152,7 +152,7 @@ class Candidate:
         return True
 
     async def _stand_by(self, connection: AsyncConnection) -> float:
-        """End the session of a master that is frozen; tell after how many seconds to look again."""
+        """End the session of a master that is frozen; return after how many seconds to look again."""
         row = await (await connection.execute(self._sql(MASTER))).fetchone()
         self._in_use = row is not None and row[2]
         if row is None or not self._in_use:  # without members there is nothing that it would be seen by
@@ -176,13 +176,13 @@ class Candidate:
 
 @asynccontextmanager
 async def candidate_beside(settings: Settings) -> AsyncIterator[None]:
-    """Be a candidate for as long as the block lasts, where `relay.pools` says so; what fails is told, and no more."""
+    """Be a candidate for as long as the block lasts, where `relay.pools` says so; what fails is logged, and no more."""
     if not settings.relay.pools:
         yield
         return
     candidate = Candidate(settings.database, settings.relay.node, beside=True)
     running = asyncio.create_task(candidate.run(), name="pools")
-    running.add_done_callback(_tell_end)
+    running.add_done_callback(_log_end)
     try:
         yield
     finally:
@@ -191,6 +191,6 @@ async def candidate_beside(settings: Settings) -> AsyncIterator[None]:
         running.cancel()
 
 
-def _tell_end(running: asyncio.Task[None]) -> None:
+def _log_end(running: asyncio.Task[None]) -> None:
     if not running.cancelled() and (error := running.exception()) is not None:
         log.warning("pool.not_served", reason=one_line(error))

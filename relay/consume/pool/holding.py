@@ -127,14 +127,14 @@ class Holding:
             return
         channel = await self._connection.channel()
         try:
-            await consume(self.setup, channel, self._tell_ready, cut_off=self._contact.lost)
+            await consume(self.setup, channel, self._note_ready, cut_off=self._contact.lost)
         finally:
             await close(channel)  # also where it did not come to consuming
 
     def _note(self, words: str, public: str) -> None:
         self.hindrance = Hindrance(f"partition {self.fence.partition}: {words}", public)
 
-    def _tell_ready(self) -> None:
+    def _note_ready(self) -> None:
         self.is_consuming, self.hindrance = True, None
         self._consumed.set()
 

@@ -29,7 +29,7 @@ from relay.consume.pool.database_contact import DatabaseContact
 from relay.consume.pool.holding import Holding
 from relay.consume.pool.member_connection import MemberConnection
 from relay.consume.pool.policy import Partition, PoolPolicy
-from relay.consume.startup import check_inbox, keep_up, note_queue, tell_left_behind, warn_of_single_batches
+from relay.consume.startup import check_inbox, keep_up, note_queue, warn_of_left_behind, warn_of_single_batches
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, Stopping, unless_stopping, wait_for_event
@@ -219,7 +219,7 @@ class PartitionedConsumer:
                 await self._connection.close()
                 await setup.session.close()
                 await self._session.close()
-                log.info("pool.member_stopped", member=self.member, **self.counters.told())
+                log.info("pool.member_stopped", member=self.member, **self.counters.for_log())
         if self._refusal is not None:
             raise self._refusal
 
@@ -227,7 +227,7 @@ class PartitionedConsumer:
         setup = self._setup
         await check_inbox(setup.inbox)
         await setup.session.check()
-        await tell_left_behind(setup.inbox, setup.session, holds=True, by_partition=True)
+        await warn_of_left_behind(setup.inbox, setup.session, holds=True, by_partition=True)
         warn_of_single_batches(setup.handlers, setup.work.batch_size)
         await note_queue(setup.inbox, setup.session, self.queue, setup.handlers.event_types)
         topology = pool_topology(self.queue)
@@ -326,13 +326,13 @@ class PartitionedConsumer:
         if holding.refusal is not None:
             self._refusal = holding.refusal
             self._setup.stop.set()
-        told = {"member": self.member, "partition": holding.fence.partition, "epoch": holding.fence.epoch}
+        values = {"member": self.member, "partition": holding.fence.partition, "epoch": holding.fence.epoch}
         if not holding.is_lost:
             await self._release(holding)
         if holding.is_lost:
-            log.warning("pool.partition_lost", **told)
+            log.warning("pool.partition_lost", **values)
         else:
-            log.info("pool.partition_released", **told)
+            log.info("pool.partition_released", **values)
 
     async def _release(self, holding: Holding) -> None:
         with self._setup.outages.begin(self._backoff) as outage:

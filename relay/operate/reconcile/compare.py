@@ -2,7 +2,7 @@
 
 What has no partner is only a candidate: a message may have been applied long before or after the time that was read.
 And a row may be of any day. So candidates are looked up, some at a time, before they count. In memory are these, and
-the first ones that are told.
+the first ones that are named.
 """
 
 from collections import Counter

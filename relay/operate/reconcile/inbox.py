@@ -1,4 +1,4 @@
-"""What consumers have applied, as their inbox tells; it may be in a separate database."""
+"""What consumers have applied, as their inbox has it; it may be in a separate database."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

@@ -84,7 +84,7 @@ class _Holder:
 class LockWait:
     """Repeats work on one session until it has got its locks, and names who keeps them from it.
 
-    A second session looks from a thread: when a statement has failed, PostgreSQL no longer tells what it waited for. It
+    A second session looks from a thread: when a statement has failed, PostgreSQL no longer shows what it waited for. It
     also ends a try whose waits come to `limits.lock_timeout` together; without it, that bounds each wait alone.
 
     Args:

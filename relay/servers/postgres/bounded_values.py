@@ -12,7 +12,7 @@ from psycopg.abc import Buffer, Loader
 from psycopg.types.datetime import DateBinaryLoader, DateLoader, TimestamptzBinaryLoader, TimestamptzLoader
 from psycopg.types.json import JsonbLoader, JsonLoader
 
-# Two days from the ends of what Python can tell: any time zone can show them.
+# Two days from the ends of what Python can express: any time zone can show them.
 FIRST, LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
 DEEPEST = 100  # levels of JSON; pydantic writes 255, and Python reads under 1,000

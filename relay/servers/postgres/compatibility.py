@@ -1,7 +1,7 @@
 """Which releases run on the tables: the last migration leaves the oldest one in the database.
 
 `relay migrate` notes it as a comment on the table `migration`, so that an older release finds it there. A release that
-is older than its tables can thereby tell whether it may use them: after the image was rolled back, for example.
+is older than its tables thereby knows whether it may use them: after the image was rolled back, for example.
 """
 
 import re

@@ -42,7 +42,7 @@ LOOK_TIMEOUT = 5.0  # seconds for all of them
 SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
 
 # PostgreSQL's words for why it ended a session, or serves it no more, as the label `reason` of the metrics has them.
-# A closed list: docs/metrics.md tells each, and no server can fill Prometheus with its own words.
+# A closed list: docs/metrics.md lists each, and no server can fill Prometheus with its own words.
 LOSSES = frozenset(
     {
         "admin_shutdown",
@@ -174,7 +174,7 @@ def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: A
     Args:
         is_lent: a pooler may lend the session to an application after us; nothing is set in it.
     Raises:
-        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words tell why.
+        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words say why.
     """
     try:
         connection = psycopg.connect(conninfo(database, **overrides), autocommit=True)
@@ -194,7 +194,7 @@ async def connect_async(
         last: one of the URL's hosts, to be tried after all others.
         is_lent: as for `connect`.
     Raises:
-        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words tell why.
+        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words say why.
     """
     try:
         connection = await DatabaseConnection.connect(conninfo(database, last=last, **overrides), autocommit=True)

@@ -156,7 +156,7 @@ class Connection(aio_pika.Connection):
 
     @property
     def hindrance(self) -> Hindrance | None:
-        """Why nothing goes through, as far as one can tell while it is open; None when nothing is known against it."""
+        """Why nothing goes through, as far as is known while it is open; None when nothing is known against it."""
         if self.blocked is not None:
             words = f"broker blocked ({self.blocked})"
             return Hindrance(words, words if self.blocked in ALARMS else PublicReason.BLOCKED)
@@ -203,7 +203,7 @@ class Connection(aio_pika.Connection):
                 self._socket.abort()
                 await asyncio.wait([closing], timeout=CLOSE_TIMEOUT)
             if closing.done() and not closing.cancelled():
-                closing.exception()  # lost already: what more is there to tell
+                closing.exception()  # lost already: nothing is left to do
 
     def _block(self, frame: Any) -> None:
         if self.blocked is None:
@@ -401,7 +401,7 @@ def loss_by(end: BaseException | None, said: str) -> Hindrance:
 
 
 def public_reason(error: BaseException | None) -> str:
-    """Return what a stranger may know of an error: its type tells, or that of the error that it followed from."""
+    """Return what a stranger may know of an error: its type decides, or that of the error that it followed from."""
     while error is not None:
         if isinstance(error, BrokerUnavailableError | BrokerSilentError | QueueMissingError):
             return error.public

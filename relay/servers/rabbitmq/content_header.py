@@ -4,7 +4,7 @@ The AMQP library cannot do it. Its decoder raises on texts that are not UTF-8, o
 deep tables. It takes seconds for a header of 128 KiB, because it copies the rest of the header for each value. Its
 encoder cuts long names, and has no form for bytes and for fractions of 64 bits.
 
-What cannot be decoded is left out, or shown escaped. The headers tell it: `x-undecodable` says why, and `x-raw-header`
+What cannot be decoded is left out, or shown escaped. The headers say so: `x-undecodable` says why, and `x-raw-header`
 has the payload of the frame (base64). Consumers do not apply such a message (`relay.consume.message`).
 """
 
@@ -84,8 +84,8 @@ def decode_header(payload: bytes) -> ContentHeader:
 
 def mark(header: ContentHeader, fault: str, raw: Mapping[str, bytes]) -> None:
     """Add headers that say that the message cannot be decoded, with its undecoded parts."""
-    told = {name: b64encode(each).decode() for name, each in raw.items()}
-    header.properties.headers = {**(header.properties.headers or {}), UNDECODABLE: fault, **told}
+    encoded = {name: b64encode(each).decode() for name, each in raw.items()}
+    header.properties.headers = {**(header.properties.headers or {}), UNDECODABLE: fault, **encoded}
 
 
 def shown(text: bytes) -> str:

@@ -68,7 +68,7 @@ def hear_of_blocks(
     block: Callable[[Methods.Blocked], None],
     unblock: Callable[[Methods.Unblocked], None],
 ) -> None:
-    """Call these before the library's own handlers: it has no event for it, and `ready()` tells no reason."""
+    """Call these before the library's own handlers: it has no event for it, and `ready()` gives no reason."""
     for name, act in (("blocked", block), ("unblocked", unblock)):
         handler = f"_Connection__handle_connection_{name}"
         setattr(connection, handler, _both(act, getattr(connection, handler)))

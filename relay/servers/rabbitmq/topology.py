@@ -55,9 +55,9 @@ class Standing(StrEnum):
 
     DECLARED = "declared"  # it was missing, and is there now
     THERE = "there"  # it was there, as it is listed
-    BOUND = "bound"  # the binding is there now; AMQP does not tell whether it was before
+    BOUND = "bound"  # the binding is there now; AMQP does not show whether it was before
     MISSING = "missing"  # it would be declared (dry run)
-    UNSEEN = "unseen"  # a binding between things that are there: AMQP does not tell whether it is, too (dry run)
+    UNSEEN = "unseen"  # a binding between things that are there: AMQP does not show whether it is, too (dry run)
     DIFFERS = "differs"  # it is there, otherwise than listed
     FAILED = "failed"  # it could not be declared or compared
 
@@ -105,7 +105,7 @@ async def apply(broker: BrokerSettings, topology: TopologySettings, *, dry_run: 
     """Declare what is listed, and the default exchange if it is bound; what cannot be does not keep the rest from it.
 
     Args:
-        dry_run: tell what is missing, and declare nothing.
+        dry_run: return what is missing, and declare nothing.
     Raises:
         BrokerUnavailableError: there was no connection at all.
     """
@@ -164,9 +164,9 @@ async def declare(
     except TimeoutError:
         raise
     except ChannelClosed as error:
-        return _told(thing, Standing.FAILED, words(error), REMEDIES.get(type(error), SEE_LOG))
+        return _declared(thing, Standing.FAILED, words(error), REMEDIES.get(type(error), SEE_LOG))
     except ValueError as error:  # of the AMQP library
-        return _told(thing, Standing.FAILED, words(error), "declare it with another client, or choose another name")
+        return _declared(thing, Standing.FAILED, words(error), "declare it with another client, or choose another name")
     # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
     except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
         if is_told_to_end():
@@ -176,15 +176,15 @@ async def declare(
 
 def failed(thing: Thing, error: Exception) -> Declared:
     """Return the result for what is not tried again."""
-    return _told(thing, Standing.FAILED, words(error), SEE_LOG)
+    return _declared(thing, Standing.FAILED, words(error), SEE_LOG)
 
 
 async def _declare(connection: Connection, thing: Exchange | Queue, *, compare: bool, dry_run: bool) -> Declared:
     is_there = await _is_there(connection, thing)
     if is_there and not compare:
-        return _told(thing, Standing.THERE)
+        return _declared(thing, Standing.THERE)
     if not is_there and dry_run:
-        return _told(thing, Standing.MISSING)
+        return _declared(thing, Standing.MISSING)
     try:
         # What is there is compared by this, and stays as it is; AMQP has no verb for it. If another client deletes it
         # between the two calls, it is declared again, also in a dry run.
@@ -198,8 +198,8 @@ async def _declare(connection: Connection, thing: Exchange | Queue, *, compare: 
     except ChannelPreconditionFailed as error:
         if not is_there:
             raise
-        return _told(thing, Standing.DIFFERS, words(error), AS_IT_IS[type(thing)])
-    return _told(thing, Standing.THERE if is_there else Standing.DECLARED)
+        return _declared(thing, Standing.DIFFERS, words(error), AS_IT_IS[type(thing)])
+    return _declared(thing, Standing.THERE if is_there else Standing.DECLARED)
 
 
 async def _is_there(connection: Connection, thing: Exchange | Queue) -> bool:
@@ -225,7 +225,7 @@ async def _bind(connection: Connection, binding: Binding) -> Declared:
                 routing_key=binding.routing_key,
                 arguments=binding.arguments,
             )
-    return _told(binding, Standing.BOUND)
+    return _declared(binding, Standing.BOUND)
 
 
 async def _look(connection: Connection, binding: Binding, to_come: Collection[tuple[str, str]]) -> Declared:
@@ -236,8 +236,8 @@ async def _look(connection: Connection, binding: Binding, to_come: Collection[tu
     for end in missing:
         if (kind_of(end), end.name) not in to_come:
             seen = f"{kind_of(end)} {end.name!r} is neither there nor listed"
-            return _told(binding, Standing.FAILED, seen, REMEDIES[ChannelNotFoundEntity])
-    return _told(binding, Standing.MISSING if missing else Standing.UNSEEN)
+            return _declared(binding, Standing.FAILED, seen, REMEDIES[ChannelNotFoundEntity])
+    return _declared(binding, Standing.MISSING if missing else Standing.UNSEEN)
 
 
 @asynccontextmanager
@@ -248,5 +248,5 @@ async def _channel(connection: Connection) -> AsyncIterator[AbstractChannel]:
     await close_channel(channel)
 
 
-def _told(thing: Thing, standing: Standing, seen: str = "", remedy: str = "") -> Declared:
+def _declared(thing: Thing, standing: Standing, seen: str = "", remedy: str = "") -> Declared:
     return Declared(kind_of(thing), name_of(thing), standing, seen, remedy)
