@@ -73,9 +73,14 @@ class WaitingCommits:
     is_relay: bool  # a relay's is among them
 
     def __str__(self) -> str:
-        words = "1 commit waits" if self.number == 1 else f"{self.number} commits wait"
+        return f"{self.words}: {BRING_STANDBY}"
+
+    @property
+    def words(self) -> str:
+        """What is seen, without what to do."""
+        commits = "1 commit waits" if self.number == 1 else f"{self.number} commits wait"
         theirs = ", a relay's too" if self.is_relay else ""
-        return f"{words} for a synchronous standby for up to {self.seconds:.0f} s{theirs}: {BRING_STANDBY}"
+        return f"{commits} for a synchronous standby for up to {self.seconds:.0f} s{theirs}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from psycopg.sql import SQL
 from relay.config.settings import Settings
 from relay.engine.nodes.vacuum import HELD_LONG
 from relay.operate.doctor.finding import Finding, Verdict
-from relay.operate.holders import commits_without_standby, long_holders
+from relay.operate.holders import BRING_STANDBY, commits_without_standby, long_holders
 from relay.servers.postgres.database import one
 
 OLDEST_SERVER = 15  # the oldest release that the tests run on
@@ -91,8 +91,7 @@ def durability(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]
 def standby(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
     check = "database.standby"
     if waiting := commits_without_standby(connection):
-        words, remedy = str(waiting).split(": ")
-        yield Finding(check, Verdict.FAILED, words, remedy)
+        yield Finding(check, Verdict.FAILED, waiting.words, BRING_STANDBY)
     else:
         yield Finding(check, Verdict.OK, "no commit waits for a synchronous standby")
 
