@@ -35,12 +35,11 @@ from relay.consume.worker import ChannelRepeats, KeyQueue, Worker
 from relay.errors import BrokerUnavailableError, ConfigurationError, PublicReason, QueueMissingError
 from relay.logger import get_logger
 from relay.servers.postgres.database import CANCEL_TIMEOUT
-from relay.servers.rabbitmq.connection import answer_within, words
+from relay.servers.rabbitmq.connection import CHANNEL_LOST, answer_within, words
 
 # The priority that every consumer has. Only a stream takes no priority: it refuses the argument, and so it refuses us.
 REFUSED_BY_STREAMS: Arguments = {"x-priority": 0}
 CLOSE_TIMEOUT = 2.0  # seconds for a goodbye to a broker that may be gone
-CHANNEL_LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
 
 log = get_logger("relay.consume")
 

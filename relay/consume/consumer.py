@@ -23,7 +23,7 @@ from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.consume.channel import CHANNEL_LOST, consume
+from relay.consume.channel import consume
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
 from relay.consume.policies import FailurePolicy, WorkPolicy
@@ -36,7 +36,14 @@ from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
 from relay.runtime.forks import Opened
 from relay.runtime.hindrance import Hindrance
 from relay.runtime.stopping import cut_after, shared_signals
-from relay.servers.rabbitmq.connection import Connection, connect, hindrance_of, kind_of_end, open_channel_within
+from relay.servers.rabbitmq.connection import (
+    CHANNEL_LOST,
+    Connection,
+    connect,
+    hindrance_of,
+    kind_of_end,
+    open_channel_within,
+)
 
 BESIDE_THE_WORKERS = 3  # database connections: for statements of the consumer, for held messages and for days
 

@@ -7,7 +7,7 @@ from time import monotonic
 from relay.consume.apply.fence import Fence
 from relay.consume.apply.handlers import call_in_thread, in_own_task
 from relay.consume.apply.partition_state import PartitionState
-from relay.consume.channel import CHANNEL_LOST, close, consume, wait_for_first
+from relay.consume.channel import close, consume, wait_for_first
 from relay.consume.classify import exc_info_of, first_line, name_of
 from relay.consume.pool.database_contact import DatabaseContact
 from relay.consume.pool.member_connection import MemberConnection
@@ -24,7 +24,7 @@ from relay.logger import get_logger
 from relay.observe.printable import printable
 from relay.runtime.backoff import Stopping, raise_if_set, wait_for_event
 from relay.runtime.hindrance import Hindrance
-from relay.servers.rabbitmq.connection import public_reason
+from relay.servers.rabbitmq.connection import CHANNEL_LOST, public_reason
 
 log = get_logger("relay.consume")
 

@@ -23,7 +23,17 @@ from relay.operate.doctor.server import (
     transaction_ids,
 )
 from relay.operate.doctor.tables import days_ahead, history, publications, tables_at_head, unfinished_batches
-from relay.servers.postgres.database import connect, each_host, host_of, login_of, one, one_line, refuse_pooler
+from relay.servers.postgres.database import (
+    LENT_OUT,
+    NAME_SERVER,
+    connect,
+    each_host,
+    host_of,
+    login_of,
+    one,
+    one_line,
+    refuse_pooler,
+)
 
 Check = Callable[[psycopg.Connection, Settings], Iterator[Finding]]
 
@@ -84,9 +94,8 @@ def examine_database(settings: Settings, *, only: Collection[str] | None = None)
 def _pooler(database: DatabaseSettings) -> Finding:
     try:
         asyncio.run(refuse_pooler(database))
-    except ConfigurationError as error:
-        words, _, remedy = str(error).partition(": ")
-        return Finding(POOLER, Verdict.FAILED, words, remedy)
+    except ConfigurationError:  # the only one: `Hosts` has read the URL
+        return Finding(POOLER, Verdict.FAILED, LENT_OUT, NAME_SERVER)
     except DatabaseUnavailableError as error:
         return Finding(POOLER, Verdict.SKIPPED, str(error))
     return Finding(POOLER, Verdict.OK, "a session stays ours from one statement to the next")

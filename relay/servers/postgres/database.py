@@ -34,6 +34,11 @@ SERVER_SAYS = re.compile(r"\w:  \S")
 # A server's default for all applications may be stricter: then statements of ours end each other with 40001.
 READ_COMMITTED = "SET default_transaction_isolation = 'read committed'"
 
+LENT_OUT = (
+    "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions."
+    " The relay's locks need one session"
+)
+NAME_SERVER = "name the server itself, or a pool with pool_mode = session"
 BACKEND = "SELECT pg_backend_pid()"
 LOOKS = 5  # one would do in an idle pool; a busy one hands processes out in any order
 LOOK_TIMEOUT = 5.0  # seconds for all of them
@@ -324,10 +329,7 @@ async def require_session(connection: psycopg.AsyncConnection, database: Databas
             f" {one_line(error) or f'no answer within {LOOK_TIMEOUT:g} s'}"
         ) from error
     if not is_kept:
-        raise ConfigurationError(
-            "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions."
-            " The relay's locks need one session: name the server itself, or a pool with pool_mode = session"
-        )
+        raise ConfigurationError(f"{LENT_OUT}: {NAME_SERVER}")
 
 
 async def _is_kept(connection: psycopg.AsyncConnection, other: psycopg.AsyncConnection) -> bool:

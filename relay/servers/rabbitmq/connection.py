@@ -19,6 +19,7 @@ from aiormq.exceptions import (
     AMQPError,
     AuthenticationError,
     ChannelAccessRefused,
+    ChannelInvalidStateError,
     ConnectionClosed,
     InvalidFrameError,
     ProbableAuthenticationError,
@@ -59,6 +60,7 @@ ENDS = frozenset(
         "unexpected_frame",
     }
 )
+CHANNEL_LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
 ALARMS = frozenset({"memory", "disk", "memory & disk"})  # RabbitMQ's words for what it is low on
 
 # What a stranger may know of an error that ends a connection, or keeps one from being made.
