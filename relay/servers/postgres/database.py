@@ -326,7 +326,8 @@ async def require_session(connection: psycopg.AsyncConnection, database: Databas
     except (psycopg.Error, TimeoutError) as error:
         raise DatabaseUnavailableError(
             "a pooler answers, and gives us no second connection to find out whether it keeps sessions:"
-            f" {one_line(error) or f'no answer within {LOOK_TIMEOUT:g} s'}"
+            f" {one_line(error) or no_answer_within(LOOK_TIMEOUT)}",
+            public=no_answer_within(LOOK_TIMEOUT) if isinstance(error, TimeoutError) else public_reason(error),
         ) from error
     if not is_kept:
         raise ConfigurationError(f"{LENT_OUT}: {NAME_SERVER}")

@@ -30,7 +30,7 @@ from yarl import URL
 
 from relay.config.settings import BrokerSettings
 from relay.config.tls import TlsFileError, error_words, tls_context
-from relay.errors import BrokerUnavailableError, PublicReason, QueueMissingError, no_answer_within
+from relay.errors import BrokerUnavailableError, ConsumerError, PublicReason, no_answer_within
 from relay.runtime.hindrance import Hindrance
 from relay.runtime.scrub import scrub
 from relay.servers.rabbitmq.hosts import BrokerHost, broker_urls, in_turn
@@ -405,7 +405,7 @@ def loss_by(end: BaseException | None, said: str) -> Hindrance:
 def public_reason(error: BaseException | None) -> str:
     """Return what a stranger may know of an error: its type decides, or that of the error that it followed from."""
     while error is not None:
-        if isinstance(error, BrokerUnavailableError | BrokerSilentError | QueueMissingError):
+        if isinstance(error, BrokerUnavailableError | BrokerSilentError | ConsumerError):
             return error.public
         if isinstance(error, ConnectionClosed) and (named := PUBLIC_BY_END.get(kind_of_end(error))):
             return named
