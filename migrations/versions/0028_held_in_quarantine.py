@@ -6,7 +6,8 @@ are there get it from their words, once.
 Made as the owner of the table, whichever role migrates.
 
 Lock: ROW EXCLUSIVE on message_quarantined, and the rows that wait behind others. Relays put rows in quarantine
-meanwhile; those rows stay there until the end. For 200,000 such rows that took 19 s on a busy machine.
+meanwhile; a relay that lets one of those rows go waits until the end. For 200,000 such rows that took 19 s on a busy
+machine.
 """
 
 from alembic import op
