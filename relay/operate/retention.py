@@ -1,4 +1,7 @@
-"""Old days by hand: which would be dropped, and their drop, which a running relay does by itself."""
+"""Old days by hand: which would be dropped, and their drop, which a running relay does by itself.
+
+Each function that asks the database runs an event loop, so a coroutine calls it in a thread.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping

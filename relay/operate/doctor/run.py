@@ -19,7 +19,8 @@ from relay.operate.doctor.settings import exposure, memory, routes
 def examine(settings: Settings, file: Path | None = None) -> list[Finding]:
     """Look at everything, part by part; a part that cannot be reached does not keep the others from being looked at.
 
-    `file` is the relay.toml that was read. Nothing is changed, and no message reaches a queue of yours.
+    `file` is the relay.toml that was read. Nothing is changed, and no message reaches a queue of yours. It runs event
+    loops, so a coroutine calls it in a thread.
     """
     return [
         *exposure(settings, file=file),

@@ -64,7 +64,7 @@ def ask(
     inbox_url: str = OWN,
     show: Show = lambda *_: None,
 ) -> Reconciled:
-    """Compare; nothing is changed.
+    """Compare; nothing is changed. It runs event loops, so a coroutine calls it in a thread.
 
     Args:
         timeout: seconds for each statement.
@@ -73,7 +73,7 @@ def ask(
     Raises:
         UsageError: a moment or a length of time cannot be.
         NotFoundError: no consumer is named, and the inbox knows no consumer.
-        OutboxError: as `session` and `Inbox.open`.
+        OutboxError: as `session` and `InboxReader.open`.
     """
     asyncio.run(refuse_pooler(outbox))
     with (
