@@ -21,6 +21,7 @@ CHANGES = "changes the state of rows, or where they go"
 
 ALLOWED = {
     ("relay/alembic.py", "a partition"): BY_NAME,
+    ("relay/errors.py", "a partition"): "names the lock that a probe shows, and reads no row",
     ("relay/operate/doctor/rights.py", "a partition"): BY_NAME,
     ("relay/operate/doctor/server.py", "a partition"): "looks at the dead rows of the hot partition",
     ("relay/operate/doctor/tables.py", "a partition"): DAYS,
