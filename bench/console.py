@@ -26,7 +26,7 @@ from bench.frame.run import Bench, Column, Count, Figures, Shown, main, quantile
 from bench.frame.servers import Servers, private_servers
 from bench.frame.watch import watching
 from bench.table import retain
-from relay.consume.classify import Failure, Reason
+from relay.consume.classify import Failure, FailureReason
 from relay.consume.failed.envelope import dead_letter
 from tests.support.process import Process, free_port, wait_for
 
@@ -138,7 +138,7 @@ async def give_up(broker_url: str, letters: int) -> None:
             failed_at=now,
             exception="RuntimeError",
             words="not today",
-            reason=Reason.EXHAUSTED,
+            reason=FailureReason.EXHAUSTED,
         )
         for number in range(letters):
             came.message_id = f"id-{number}"

@@ -68,7 +68,7 @@ async def _write_often(consumer: Consumer, counts_file: Path) -> None:
 def _write(consumer: Consumer, counts_file: Path) -> None:
     """Write the counts so that a reader finds either the old ones or the new ones."""
     beside = counts_file.with_suffix(".new")
-    beside.write_text(json.dumps(consumer.counters.told()))
+    beside.write_text(json.dumps(consumer.counters.for_log()))
     beside.replace(counts_file)
 
 

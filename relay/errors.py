@@ -44,19 +44,59 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
+from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-# By extra, the larger extras that include it. When an inner import needs a larger one, its error is kept: the smaller
-# extra would not be enough.
-MORE_THAN = {"relay": ("console",)}
+MORE_THAN = {"relay": ("console",)}  # extras that bring another one: where one is missing, that one would not do
+
+
+class PublicReason(StrEnum):
+    """Why something does not work, as far as a stranger may know: it names no host, port, user or queue."""
+
+    UNNAMED = "it does not work: see the log"
+    # A server cannot be reached.
+    NAME_NOT_RESOLVED = "the name is not resolved"
+    CONNECTION_REFUSED = "connection refused"
+    CONNECTION_RESET = "connection reset"
+    CONNECTION_TIMED_OUT = "connection timed out"
+    CONNECTION_LOST = "connection lost"
+    NO_ROUTE = "No route to host"
+    NETWORK_UNREACHABLE = "Network is unreachable"
+    TLS_FAILED = "TLS failed"
+    # A server answers, and does not do what it is asked for.
+    ACCESS_REFUSED = "access refused"
+    TOO_MANY_CONNECTIONS = "too many connections"
+    SESSION_ENDED = "the server ended the connection"
+    CLOSED_UNEXPECTEDLY = "server closed the connection unexpectedly"
+    STARTING_UP = "the database system is starting up"
+    SHUTTING_DOWN = "the database system is shutting down"
+    IN_RECOVERY = "the database system is in recovery mode"
+    READ_ONLY = "read only"
+    NO_SPACE = "No space left on device"
+    LOCK_TIMEOUT = "lock timeout"
+    STATEMENT_TIMEOUT = "statement timeout"
+    BLOCKED = "broker blocked"
+    QUEUE_MISSING = "its queue does not exist"
+    QUEUE_GONE = "its queue was deleted or lost its leader"
+    # The table cannot be written.
+    MESSAGE_LOCKED = "has locked message"
+    SENT_LOCKED = "has locked message_sent"
+    PARKING = "parks or releases rows"
+    NO_DAY = "no partition takes the rows sent today"
+    STANDING_FAULT = "a statement fails until an operator acts"
+    # A process is not ready.
+    NAMESAKE = "another relay has its name"
+    NOT_CONSUMED = "is not consumed yet"
+    ON_ASSIGNED_FAILS = "on_assigned fails"
+    NO_CHECK_IN = "the database answers no check-in"
 
 
 class OutboxError(Exception):
     """Base of every error of this package."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make every error picklable, whatever arguments its class takes: an error that is not hangs a process pool."""
+        """Let a pool of processes hand it on, whatever its class is made with: one that cannot be hangs the pool."""
         return _as_it_was, (type(self), self.args), self.__dict__
 
 
@@ -88,12 +128,14 @@ class UnavailableError(OutboxError):
     """No connection to a server.
 
     Attributes:
-        is_refusal: the server answered, and refused the connection. Waiting helps only if an operator acts.
+        is_refusal: the server answered, and does not let us in. Waiting helps only if an operator does something.
+        public: what strangers may know of the reason.
     """
 
-    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
+    def __init__(self, message: str, *, is_refusal: bool = False, public: str = PublicReason.UNNAMED) -> None:
         super().__init__(message)
         self.is_refusal = is_refusal
+        self.public = public
 
 
 class DatabaseUnavailableError(UnavailableError):
@@ -120,7 +162,8 @@ class DeadlineError(OutboxError):
     """A server did not answer in time."""
 
     def __init__(self, waited_for: str, seconds: float) -> None:
-        super().__init__(f"{waited_for}: no answer within {seconds:g} s")
+        self.public = no_answer_within(seconds)
+        super().__init__(f"{waited_for}: {self.public}")
         self.waited_for = waited_for
         self.seconds = seconds
 
@@ -177,7 +220,7 @@ class NotReadyError(OutboxError):
 
 
 class PartlyDoneError(OutboxError):
-    """A command did only a part of its work; the message says which part, and what stopped it."""
+    """A command did a part of what it was asked for; the message says which, and what stopped it."""
 
 
 class JobTurnedError(PartlyDoneError):
@@ -185,11 +228,19 @@ class JobTurnedError(PartlyDoneError):
 
 
 class ConsumerError(OutboxError):
-    """The consumer stopped because going on would lose a message, or because no message would come."""
+    """The consumer stopped because going on would lose a message, or because no message would come.
+
+    Attributes:
+        public: what strangers may know of the reason.
+    """
+
+    public: str = PublicReason.UNNAMED
 
 
 class QueueMissingError(ConsumerError):
     """The queue to consume from does not exist; consumers do not declare it."""
+
+    public = PublicReason.QUEUE_MISSING
 
     def __init__(self, queue: str) -> None:
         super().__init__(
@@ -212,6 +263,7 @@ class QueueUnfitError(ConsumerError):
         )
         self.queue = name
         self.arguments = arguments
+        self.public = PublicReason.UNNAMED if words else PublicReason.QUEUE_MISSING
 
 
 class PartitionLostError(OutboxError):
@@ -304,6 +356,11 @@ class TransactionEndedError(HandlerTransactionError):
             "the handler has ended the transaction: leave commit and rollback to the consumer. If it has committed, the"
             " inbox knows the message, and absorbs it when it comes again"
         )
+
+
+def no_answer_within(seconds: float) -> str:
+    """Return the words for a server that was silent for this long; they name nothing."""
+    return f"no answer within {seconds:g} s"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from relay.config.settings import BrokerSettings
 from relay.errors import BrokerUnavailableError
 from relay.servers.rabbitmq import hosts as broker_hosts
 from relay.servers.rabbitmq.connection import connect
-from relay.servers.rabbitmq.hosts import Host, addresses, in_turn, is_listed
+from relay.servers.rabbitmq.hosts import BrokerHost, addresses, in_turn, is_listed
 from tests.support.names import Names, resolving
 from tests.support.process import free_port
 from tests.support.proxy import FaultProxy
@@ -58,7 +58,7 @@ async def address_of(broker: BrokerSettings) -> str:
     return connection.host.address
 
 
-async def order(*urls: URL, after: Host | None = None) -> list[str]:
+async def order(*urls: URL, after: BrokerHost | None = None) -> list[str]:
     return [str(each) async for each in in_turn(urls, after=after, within=ENOUGH)]
 
 
@@ -201,7 +201,7 @@ async def test_a_host_is_listed_while_a_url_leads_there_in_the_same_way(
     names: Names, listed: str, answers: bool
 ) -> None:
     names["elsewhere.test"] = ["10.0.0.9"]
-    host = Host(URL("amqp://u:p@rabbit.test/v"), FIRST)
+    host = BrokerHost(URL("amqp://u:p@rabbit.test/v"), FIRST)
 
     assert await is_listed(host, [URL(each) for each in listed.split(",")], ENOUGH) is answers
 
@@ -209,11 +209,11 @@ async def test_a_host_is_listed_while_a_url_leads_there_in_the_same_way(
 async def test_a_host_is_listed_while_its_name_has_the_address_and_while_nobody_can_tell(names: Names) -> None:
     url = URL(f"amqp://{NAME}")
 
-    assert await is_listed(Host(url, SECOND), [url], ENOUGH)
+    assert await is_listed(BrokerHost(url, SECOND), [url], ENOUGH)
     names[NAME] = [FIRST]
-    assert not await is_listed(Host(url, SECOND), [url], ENOUGH)
+    assert not await is_listed(BrokerHost(url, SECOND), [url], ENOUGH)
     names[NAME] = []
-    assert await is_listed(Host(url, SECOND), [url], ENOUGH)
+    assert await is_listed(BrokerHost(url, SECOND), [url], ENOUGH)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +221,6 @@ async def test_a_host_is_listed_while_its_name_has_the_address_and_while_nobody_
     [("cafile=a&certfile=b", True), ("certfile=b&cafile=a", True), ("cafile=c&certfile=b", False), ("", False)],
 )
 async def test_a_host_is_not_listed_any_more_when_what_is_asked_of_tls_changes(listed: str, answers: bool) -> None:
-    host = Host(URL("amqps://10.0.0.1/?cafile=a&certfile=b"), "10.0.0.1")
+    host = BrokerHost(URL("amqps://10.0.0.1/?cafile=a&certfile=b"), "10.0.0.1")
 
     assert await is_listed(host, [URL(f"amqps://10.0.0.1/?{listed}")], ENOUGH) is answers

@@ -21,13 +21,10 @@ CHANGES = "changes the state of rows, or where they go"
 
 ALLOWED = {
     ("relay/alembic.py", "a partition"): BY_NAME,
-    ("relay/operate/doctor/foreign.py", "a partition"): BY_NAME,
-    ("relay/operate/doctor/rights.py", "a partition"): "lists the grants that the engine needs",
+    ("relay/errors.py", "a partition"): "names the lock that a probe shows, and reads no row",
+    ("relay/operate/doctor/rights.py", "a partition"): BY_NAME,
+    ("relay/operate/doctor/server.py", "a partition"): "looks at the dead rows of the hot partition",
     ("relay/operate/doctor/tables.py", "a partition"): DAYS,
-    (
-        "relay/operate/doctor/vacuum.py",
-        "a partition",
-    ): "looks at the dead rows of the partition that the engine empties",
     ("relay/operate/schema/downgrade.py", "SELECT"): "counts the rows of any version, also of one without the surfaces",
     ("relay/operate/holders.py", "a partition"): BY_NAME,
     ("relay/operate/latency.py", "SELECT"): BLOCKS,

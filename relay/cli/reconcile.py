@@ -14,7 +14,7 @@ from relay.cli.exit_code import ExitCode
 from relay.cli.options import DatabaseOptions, InboxOptions, Length, MessageFilters, MessageIds, Output
 from relay.cli.printing import Row, aside, complain, print_json, print_lines, print_table, say
 from relay.observe.printable import utc
-from relay.operate.reconcile.ask import Asked, ask
+from relay.operate.reconcile.ask import ReconcileRequest, ask
 from relay.operate.reconcile.inbox import FLAG, OWN
 from relay.operate.reconcile.report import Report
 from relay.operate.reconcile.run import Show
@@ -62,7 +62,7 @@ def reconcile(
     settings = options.load().settings
     database = settings.database
     of_inbox = consumers.settings(database)
-    asked = Asked(
+    asked = ReconcileRequest(
         since=period.since,
         until=period.until,
         message_ids=message_ids,

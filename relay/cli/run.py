@@ -12,7 +12,7 @@ from relay.consume.pool.candidate import candidate_beside
 from relay.engine.node import Node, serve
 from relay.errors import DatabaseUnavailableError
 from relay.observe import log, tracing
-from relay.operate.doctor.start import warning
+from relay.operate.doctor.run import warning
 from relay.operate.session import session
 from relay.probes.node import answering_for
 from relay.runtime.stopping import ending_in_time

@@ -17,7 +17,7 @@ from relay.engine.session.session import LANES
 from relay.errors import BusyError
 from relay.jobs.job import Kind
 from relay.operate.messages.whereabouts import MAX_ID
-from relay.operate.reconcile.ask import Asked, ask
+from relay.operate.reconcile.ask import ReconcileRequest, ask
 from relay.operate.reconcile.report import Report
 from relay.operations.local import LocalOperations
 
@@ -87,7 +87,7 @@ async def _alone(site: Here) -> AsyncIterator[None]:
 Alone = Annotated[None, Depends(_alone)]
 
 
-def compare_with_inbox(settings: Settings, asked: Asked) -> Report:
+def compare_with_inbox(settings: Settings, asked: ReconcileRequest) -> Report:
     """Compare what was sent with what the consumers of the inbox's database have applied; raises as `ask` does."""
     timeout, apart = settings.console.statement_timeout, inbox_of(settings)
     if apart is None:

@@ -17,10 +17,12 @@ from relay.console.sampler import Sampler
 from relay.console.site import Site
 from relay.errors import ConfigurationError
 from relay.logger import get_logger
+from relay.runtime.listen import listen
 from relay.runtime.stopping import stopped_by_signals
 from relay.servers.postgres.database import conninfo
 from relay.servers.rabbitmq.hosts import broker_urls
 
+WAITING = 128  # clients that the kernel keeps until they are accepted
 GOODBYE = 5  # seconds for the requests that are being answered
 
 log = get_logger(__name__)
@@ -39,7 +41,7 @@ async def serve(settings: Settings, file: Path | None, show: Callable[[str], Non
     check_access(settings.console)
     conninfo(settings.database)
     broker_urls(settings.broker)
-    listener = listen(settings.console.listen)
+    listener = _listener(settings.console.listen)
     app = make_app(settings, file)
     site: Site = app.state.site
     server = Server(served(app))
@@ -84,19 +86,11 @@ class Server(uvicorn.Server):
         yield
 
 
-def listen(address: str) -> socket.socket:
+def _listener(address: str) -> socket.socket:
     """Return the socket of an address, `host:port` or `[host]:port`; raises ConfigurationError."""
-    host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY where TCP is named: without it each page but the first of a connection takes 40 ms more.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host.strip("[]"), int(port)))
-        listener.listen()
+        return listen(address, WAITING)
     except OSError as error:
-        listener.close()
         raise ConfigurationError(
             f"console.listen = {address}: {error.strerror or error}; name another address (RELAY_CONSOLE_LISTEN)"
         ) from error
-    return listener

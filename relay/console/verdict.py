@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 from relay.console.checkup import Report
 from relay.console.consumers import HeldBy, Seen
 from relay.console.sampler import Sample
+from relay.operate.doctor.broker import REACHED
 from relay.operate.doctor.finding import Verdict
-from relay.operate.doctor.reached import CHECK as REACHED
 from relay.operate.health import OutboxState
 from relay.operate.status import About, Reason
 

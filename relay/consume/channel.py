@@ -22,7 +22,7 @@ from pamqp.common import Arguments
 from relay.consume.apply.inbox import EVERYTHING, Admission
 from relay.consume.apply.transactions import Attempt
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.consume.classify import Failure, Reason, first_line, name_of, unfit
+from relay.consume.classify import Failure, FailureReason, first_line, name_of, unfit
 from relay.consume.counters import Counters
 from relay.consume.failed.copies import ChannelContext, Copies
 from relay.consume.failed.envelope import history_of, restored
@@ -31,17 +31,16 @@ from relay.consume.failed.held_table import NOT_HELD, TAKEN, HeldTable
 from relay.consume.message import Delivery, Unreadable, read_delivery
 from relay.consume.setup import Setup
 from relay.consume.startup import keep_asking, keep_up
-from relay.consume.worker import KeyQueue, Repeats, Worker
-from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
+from relay.consume.worker import ChannelRepeats, KeyQueue, Worker
+from relay.errors import BrokerUnavailableError, ConfigurationError, PublicReason, QueueMissingError
 from relay.logger import get_logger
 from relay.servers.postgres.database import CANCEL_TIMEOUT
-from relay.servers.rabbitmq.connection import answer_within, words
+from relay.servers.rabbitmq.connection import CHANNEL_LOST, answer_within, words
 
 # 0 is the default priority of every consumer. Only a stream takes no priority: it refuses the argument, and so the
 # consumer.
 REFUSED_BY_STREAMS: Arguments = {"x-priority": 0}
 CLOSE_TIMEOUT = 2.0  # seconds for a goodbye to a broker that may be gone
-LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
 
 log = get_logger("relay.consume")
 
@@ -78,7 +77,7 @@ class ChannelConsumer:
         self._attempts: list[Attempt] = []
         self._held = self._hold() if setup.failures.holds_keys else None
         self._key_queue = KeyQueue()
-        self._repeats = Repeats(setup.inbox, setup.session)
+        self._repeats = ChannelRepeats(setup.inbox, setup.session)
         self._workers = [self._worker() for _ in range(setup.work.workers)]
 
     async def begin(self) -> str:
@@ -155,7 +154,9 @@ class ChannelConsumer:
         if self._setup.stop.is_set():
             return
         if self._cancelled.is_set():
-            raise BrokerUnavailableError(f"queue {self._setup.queue!r} was deleted or lost its leader")
+            raise BrokerUnavailableError(
+                f"queue {self._setup.queue!r} was deleted or lost its leader", public=PublicReason.QUEUE_GONE
+            )
         raise BrokerUnavailableError("the channel was closed")
 
     async def _deliver(self, delivered: DeliveredMessage) -> None:
@@ -172,7 +173,7 @@ class ChannelConsumer:
         except Exception as error:  # the library would only log it, and the message would stay unacknowledged
             delivery = Unreadable(f"it cannot be read: {name_of(error)}: {first_line(error)}")
         if isinstance(delivery, Unreadable):
-            self._copies.carry(delivered, unfit(Reason.INVALID, delivery.reason, history_of(delivered)))
+            self._copies.carry(delivered, unfit(FailureReason.INVALID, delivery.reason, history_of(delivered)))
         elif (failure := self._unfit_for(delivery)) is not None:
             self._copies.carry(delivered, failure)
         else:
@@ -184,7 +185,7 @@ class ChannelConsumer:
             return None
         version = "" if message.version is None else f" and version {message.version!r}"
         words = f"type {message.type!r}{version} has no handler"
-        return unfit(Reason.UNHANDLED, words, history_of(delivery.delivered))
+        return unfit(FailureReason.UNHANDLED, words, history_of(delivery.delivered))
 
     def _worker(self) -> Worker:
         setup = self._setup
@@ -234,7 +235,7 @@ class ChannelConsumer:
 
     async def _cancel_consumer(self, tag: str) -> None:
         """Take no more deliveries."""
-        with suppress(*LOST):  # on a lost channel, no delivery comes either
+        with suppress(*CHANNEL_LOST):  # on a lost channel, no delivery comes either
             async with answer_within("cancel a consumer", CLOSE_TIMEOUT):
                 await self._channel.basic_cancel(tag)
 
@@ -315,7 +316,7 @@ class Receipts:
 
 
 async def consume(
-    setup: Setup, channel: AbstractChannel, tell_ready: Callable[[], None], *, cut_off: asyncio.Event | None = None
+    setup: Setup, channel: AbstractChannel, note_ready: Callable[[], None], *, cut_off: asyncio.Event | None = None
 ) -> None:
     """Consume on this channel until it is lost or the consumer is told to stop.
 
@@ -331,10 +332,10 @@ async def consume(
         consuming = ChannelConsumer(setup, channel, tasks, cut_off)
         try:
             tag = await consuming.begin()
-        except (QueueMissingError, ConfigurationError, *LOST) as error:
+        except (QueueMissingError, ConfigurationError, *CHANNEL_LOST) as error:
             refused = error
         else:
-            tell_ready()
+            note_ready()
             await consuming.work(tag)
     if refused is not None:
         raise refused
@@ -346,7 +347,7 @@ async def close(channel: AbstractChannel) -> None:
 
     Only then may another consumer begin.
     """
-    with suppress(*LOST):
+    with suppress(*CHANNEL_LOST):
         async with answer_within("close a channel", CLOSE_TIMEOUT):
             await channel.close()
 

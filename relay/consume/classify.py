@@ -49,7 +49,7 @@ class Overload(OutboxError):  # noqa: N818
     """Raised by a handler: a service that all messages need is overloaded."""
 
 
-class Reason(StrEnum):
+class FailureReason(StrEnum):
     """Why a message is a dead letter."""
 
     PERMANENT = "permanent"  # its handler said so
@@ -61,9 +61,9 @@ class Reason(StrEnum):
 
 
 REASONS = {
-    InvalidPayloadError: Reason.INVALID,
-    MisdatedMessageError: Reason.INVALID,
-    ExpiredMessageError: Reason.EXPIRED,
+    InvalidPayloadError: FailureReason.INVALID,
+    MisdatedMessageError: FailureReason.INVALID,
+    ExpiredMessageError: FailureReason.EXPIRED,
 }
 
 
@@ -84,7 +84,7 @@ class Failure:
     failed_at: datetime
     exception: str  # its class
     words: str
-    reason: Reason | None  # why it is a dead letter; None: it is tried again
+    reason: FailureReason | None  # why it is a dead letter; None: it is tried again
     step: float = 0.0  # the longest wait until the next try, in seconds
     wait: float = 0.0  # the wait that chance has chosen, in seconds
     most_attempts: int | None = None  # None: the number of attempts does not decide
@@ -142,11 +142,11 @@ class Judge:
         failure_class = self.class_of(error)
         match failure_class:
             case FailureClass.PERMANENT:
-                return _failure(error, history, reason=REASONS.get(type(error), Reason.PERMANENT))
+                return _failure(error, history, reason=REASONS.get(type(error), FailureReason.PERMANENT))
             case FailureClass.TRANSIENT | FailureClass.UNCLASSIFIED:
                 retries = self._retries[failure_class]
                 if attempts >= retries.attempts:
-                    return _failure(error, history, reason=Reason.EXHAUSTED, most_attempts=retries.attempts)
+                    return _failure(error, history, reason=FailureReason.EXHAUSTED, most_attempts=retries.attempts)
                 step, wait = retries.step(attempts), retries.wait(attempts)
                 return _failure(error, history, step=step, wait=wait, most_attempts=retries.attempts)
             case FailureClass.OVERLOAD:
@@ -159,7 +159,7 @@ def _failure(
     error: BaseException,
     history: History,
     *,
-    reason: Reason | None = None,
+    reason: FailureReason | None = None,
     step: float = 0.0,
     wait: float = 0.0,
     most_attempts: int | None = None,
@@ -181,10 +181,10 @@ def _failure(
 
 def poisoned(unended: int, history: History) -> Failure:
     """Return the failure of a message for which `unended` attempts did not end: processes may have died of it."""
-    return unfit(Reason.POISONED, f"{unended} tries did not end", history)
+    return unfit(FailureReason.POISONED, f"{unended} tries did not end", history)
 
 
-def unfit(reason: Reason, words: str, history: History) -> Failure:
+def unfit(reason: FailureReason, words: str, history: History) -> Failure:
     """Return the failure of a message that is not tried at all."""
     now = datetime.now(UTC)
     return Failure(

@@ -23,19 +23,27 @@ from relay.config.settings import BrokerSettings, Url, settings_of
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.consume.channel import LOST, consume
+from relay.consume.channel import consume
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, retry_queues
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
-from relay.consume.startup import check_inbox, note_queue, tell_left_behind, warn_of_single_batches
+from relay.consume.startup import check_inbox, note_queue, warn_of_left_behind, warn_of_single_batches
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.logger import get_logger
 from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
 from relay.runtime.forks import Opened
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.stopping import cut_after, shared_signals
-from relay.servers.rabbitmq.connection import Connection, connect, kind_of_end, open_channel_within, words
+from relay.servers.rabbitmq.connection import (
+    CHANNEL_LOST,
+    Connection,
+    connect,
+    hindrance_of,
+    kind_of_end,
+    open_channel_within,
+)
 
 BESIDE_THE_WORKERS = 3  # more database connections: for the consumer's statements, for held messages and for days
 
@@ -96,24 +104,24 @@ class Consumer:
     def counters(self) -> Counters:
         return self.setup.counters
 
-    def hindrances(self) -> dict[str, str]:
+    def hindrances(self) -> dict[str, Hindrance]:
         """Return why the consumer cannot work now, by part ("broker", "database", ...); empty when it can."""
         setup, connection = self.setup, self._connection
         ill = setup.health.hindrances
-        told = {
+        found = {
             "broker": ill.get("broker")
             or (connection and (connection.loss or connection.hindrance))
-            or (None if self._was_ready else "not connected yet"),
+            or (None if self._was_ready else Hindrance.plain("not connected yet")),
             "database": ill.get("database"),
             "overload": setup.gate.reason,
             "delivery": setup.stalls.reason,
-            "consumer": "draining: it was told to stop" if setup.stop.is_set() else None,
+            "consumer": Hindrance.plain("draining: it was told to stop") if setup.stop.is_set() else None,
         }
         if (refusal := self._opened.refusal) is not None:
-            told["consumer"] = str(refusal)
+            found["consumer"] = Hindrance.of(refusal)
         if (seconds := setup.session.silent_for) > setup.work.stall_after:
-            told["database"] = f"it has not answered for {seconds:.0f} s"
-        return {part: reason for part, reason in told.items() if reason}
+            found["database"] = Hindrance.plain(f"it has not answered for {seconds:.0f} s")
+        return {part: reason for part, reason in found.items() if reason}
 
     def snapshot(self) -> ConsumerSnapshot:
         """Return what the consumer has done since it was made, and what it has in flight now."""
@@ -185,8 +193,8 @@ class Consumer:
                     while not setup.stop.is_set():
                         try:
                             async with self._channel() as channel:
-                                await consume(setup, channel, self._tell_ready)
-                        except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
+                                await consume(setup, channel, self._note_ready)
+                        except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *CHANNEL_LOST) as error:
                             if self._was_ready:
                                 await self._wait_for_broker(error)
                             elif not setup.stop.is_set():
@@ -196,13 +204,13 @@ class Consumer:
             finally:
                 await setup.outgoing.close()
                 await setup.session.close()
-                log.info("consumer.stopped", queue=self.queue, **setup.counters.told())
+                log.info("consumer.stopped", queue=self.queue, **setup.counters.for_log())
 
     async def _prepare(self) -> None:
         setup = self.setup
         await check_inbox(setup.inbox)
         await setup.session.check()
-        await tell_left_behind(setup.inbox, setup.session, holds=setup.failures.holds_keys)
+        await warn_of_left_behind(setup.inbox, setup.session, holds=setup.failures.holds_keys)
         warn_of_single_batches(setup.handlers, setup.work.batch_size)
         await note_queue(setup.inbox, setup.session, self.queue, setup.handlers.event_types)
         await prepare(
@@ -221,14 +229,14 @@ class Consumer:
         self._connection = connection = await unless_stopping(self.setup.stop, connecting)
         try:
             yield await open_channel_within(connection, broker.connect_timeout)
-        except (BrokerUnavailableError, *LOST):
-            if connection.loss is None:
+        except (BrokerUnavailableError, *CHANNEL_LOST):
+            if (loss := connection.loss) is None:
                 raise
-            raise BrokerUnavailableError(connection.loss) from connection.end  # the cause, not an error that followed
+            raise BrokerUnavailableError(loss, public=loss.public) from connection.end  # not an error that followed
         finally:
             await connection.hang_up()
 
-    def _tell_ready(self) -> None:
+    def _note_ready(self) -> None:
         self._was_ready, self._failures = True, 0
         setup = self.setup
         setup.health.heal("broker")
@@ -239,5 +247,5 @@ class Consumer:
         if self._failures == 1:
             self.setup.counters.broker_losses[kind_of_end(error.__cause__)] += 1
         is_refusal = isinstance(error, BrokerUnavailableError) and error.is_refusal
-        self.setup.health.degrade("broker", words(error), is_refusal=is_refusal)
+        self.setup.health.degrade("broker", hindrance_of(error), is_refusal=is_refusal)
         await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(self._failures))

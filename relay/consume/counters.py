@@ -58,7 +58,7 @@ class Counters:
         left.last_age = None
         return left
 
-    def told(self) -> dict[str, Any]:
+    def for_log(self) -> dict[str, Any]:
         """Return the counts for a log line."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_THE_MOMENT}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}

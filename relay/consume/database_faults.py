@@ -11,7 +11,7 @@ import psycopg
 STALE_PLAN = "RevalidateCachedQuery"
 
 
-class Fault(StrEnum):
+class DatabaseFault(StrEnum):
     """What has caused an error, and so what the consumer does."""
 
     OUTAGE = "outage"  # the server can do no work: the consumer waits for it, without a limit
@@ -23,33 +23,33 @@ class Fault(StrEnum):
 
 # By the SQLSTATE or its beginning.
 FAULTS = {
-    "08": Fault.OUTAGE,  # connection exceptions
-    "0A000": Fault.SESSION,  # a cached plan whose result type was altered; any other 0A000 is MESSAGE
-    "25006": Fault.OUTAGE,  # a standby, or a server that takes no writes
-    "25P03": Fault.DURATION,  # idle_in_transaction_session_timeout
-    "25P04": Fault.DURATION,  # transaction_timeout
-    "26000": Fault.SESSION,  # the prepared statement does not exist
-    "40001": Fault.CONFLICT,  # serialization failure
-    "40P01": Fault.CONFLICT,  # deadlock
-    "42P05": Fault.SESSION,  # the prepared statement exists already
-    "53": Fault.OUTAGE,  # disk, memory or connections are used up
-    "55P03": Fault.CONFLICT,  # lock_timeout, or NOWAIT
-    "57P": Fault.OUTAGE,  # an operator, a crash, a start, a dropped database, idle_session_timeout
-    "58": Fault.OUTAGE,  # its operating system and its files
+    "08": DatabaseFault.OUTAGE,  # connection exceptions
+    "0A000": DatabaseFault.SESSION,  # a cached plan whose result type was altered; any other 0A000 is MESSAGE
+    "25006": DatabaseFault.OUTAGE,  # a standby, or a server that takes no writes
+    "25P03": DatabaseFault.DURATION,  # idle_in_transaction_session_timeout
+    "25P04": DatabaseFault.DURATION,  # transaction_timeout
+    "26000": DatabaseFault.SESSION,  # the prepared statement does not exist
+    "40001": DatabaseFault.CONFLICT,  # serialization failure
+    "40P01": DatabaseFault.CONFLICT,  # deadlock
+    "42P05": DatabaseFault.SESSION,  # the prepared statement exists already
+    "53": DatabaseFault.OUTAGE,  # disk, memory or connections are used up
+    "55P03": DatabaseFault.CONFLICT,  # lock_timeout, or NOWAIT
+    "57P": DatabaseFault.OUTAGE,  # an operator, a crash, a start, a dropped database, idle_session_timeout
+    "58": DatabaseFault.OUTAGE,  # its operating system and its files
 }
 # For a limited time, these are tried again without counting as an attempt.
-PASSING = (Fault.SESSION, Fault.CONFLICT)
+PASSING = (DatabaseFault.SESSION, DatabaseFault.CONFLICT)
 
 
-def fault_of(error: BaseException) -> Fault:
+def fault_of(error: BaseException) -> DatabaseFault:
     """Return what has caused an error, by the SQLSTATE of the driver's error in it."""
     cause = cause_of(error)
     if not isinstance(cause, psycopg.Error):
-        return Fault.MESSAGE
+        return DatabaseFault.MESSAGE
     code = cause.sqlstate or ""
     if code == "0A000" and cause.diag.source_function != STALE_PLAN:
-        return Fault.MESSAGE
-    return next((fault for prefix, fault in FAULTS.items() if code.startswith(prefix)), Fault.MESSAGE)
+        return DatabaseFault.MESSAGE
+    return next((fault for prefix, fault in FAULTS.items() if code.startswith(prefix)), DatabaseFault.MESSAGE)
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -18,10 +18,11 @@ from relay.errors import UnavailableError
 from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, raise_if_set, until_tick, wait_for_event
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.silence import StallTimer
-from relay.servers.postgres.database import kind_of_loss, one_line
+from relay.servers.postgres.database import kind_of_loss, one_line, public_reason
 
-STALL_LOOK_INTERVAL = 1.0  # seconds
+STALL_LOOK = 1.0  # seconds
 
 log = get_logger("relay.consume")
 
@@ -32,7 +33,7 @@ class Overloaded:
 
 
 @dataclass(slots=True)
-class Entry:
+class Stay:
     """One pass through the gate, which reports how its try ended. A try that began before a pause cannot end it."""
 
     gate: "OverloadGate"
@@ -68,7 +69,7 @@ class OverloadGate:
     _door: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)  # fair: a worker that must be alone gets in
 
     @asynccontextmanager
-    async def enter(self, stopping: asyncio.Event, *, alone: bool = False) -> AsyncIterator[Entry]:
+    async def enter(self, stopping: asyncio.Event, *, alone: bool = False) -> AsyncIterator[Stay]:
         """Wait for the turn. Raises Stopping: no handler may be called from now on."""
         async with self._door:
             if self.overloads:
@@ -79,12 +80,12 @@ class OverloadGate:
                     self._empty.clear()
                     await self._empty.wait()
                 raise_if_set(stopping)
-                yield Entry(self, self.overloads)
+                yield Stay(self, self.overloads)
                 return
             raise_if_set(stopping)
             self._inside += 1
         try:
-            yield Entry(self, 0)
+            yield Stay(self, 0)
         finally:
             self._inside -= 1
             self._empty.set()
@@ -105,12 +106,12 @@ class OverloadGate:
             self.overloads = 0
 
     @property
-    def reason(self) -> str | None:
+    def reason(self) -> Hindrance | None:
         """Return why all workers pause; None: they do not pause."""
         if not self.overloads:
             return None
-        seconds = asyncio.get_running_loop().time() - self._paused_at
-        return f"paused for {seconds:.0f} s: {self._words}"
+        public = f"paused for {asyncio.get_running_loop().time() - self._paused_at:.0f} s"
+        return Hindrance(f"{public}: {self._words}", public)
 
     def count(self) -> None:
         """Bring `paused_seconds` up to date."""
@@ -157,7 +158,7 @@ class Outage:
             self.outages.counters.database_losses[kind_of_loss(cause_of(error.__cause__ or error))] += 1
         self.outages.waiting.add(self)
         is_refusal = isinstance(error, UnavailableError) and error.is_refusal
-        reason = one_line(error) or type(error).__name__
+        reason = Hindrance(one_line(error) or type(error).__name__, public_reason(cause_of(error)))
         self.outages.health.degrade("database", reason, is_refusal=is_refusal)
         await wait_for_event(stopping, self.backoff.seconds(self.failures))
 
@@ -173,7 +174,7 @@ class Outage:
             self.outages.health.heal("database")
 
 
-class StallWatch:
+class SettlingWatch:
     """Notices a stall: messages are in flight, but no message settles, while the consumer has a channel.
 
     It reads counters that exist anyway, once a second, so it adds no cost to a message.
@@ -186,14 +187,14 @@ class StallWatch:
         self._counters = counters
         self._gate = gate
         self._timer = StallTimer(stall_after)
-        self.reason: str | None = None
+        self.reason: Hindrance | None = None
 
     async def run(self) -> None:
         self._timer.restart(time.monotonic())
         try:
             while True:
                 self.look(time.monotonic())
-                await asyncio.sleep(until_tick(STALL_LOOK_INTERVAL))
+                await asyncio.sleep(until_tick(STALL_LOOK))
         finally:
             self.reason = None
 
@@ -206,7 +207,8 @@ class StallWatch:
         if seconds is not None:
             if self.reason is None:
                 log.warning("delivery.stalled", waiting=in_hand, seconds=round(seconds, 1))
-            self.reason = f"nothing has settled for {seconds:.0f} s, messages in hand: {in_hand}"
+            public = f"nothing has settled for {seconds:.0f} s"
+            self.reason = Hindrance(f"{public}, messages in hand: {in_hand}", public)
         elif self.reason is not None:
             self.reason = None
             log.info("delivery.resumed")

@@ -13,7 +13,7 @@ from relay.consume.classify import Judge
 from relay.consume.counters import Counters
 from relay.consume.failed.copy_publisher import CopyPublisher
 from relay.consume.failed.poison import BegunAttempts
-from relay.consume.hindrances import Outages, OverloadGate, StallWatch
+from relay.consume.hindrances import Outages, OverloadGate, SettlingWatch
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.runtime.health import Health
 
@@ -38,7 +38,7 @@ class Setup:
     stop: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     stop_at_once: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     gate: OverloadGate = field(init=False)
-    stalls: StallWatch = field(init=False)
+    stalls: SettlingWatch = field(init=False)
     health: Health = field(init=False)
     outages: Outages = field(init=False)
     session: InboxSession = field(init=False)
@@ -48,7 +48,7 @@ class Setup:
     def __post_init__(self) -> None:
         self.judge = Judge(self.failures)
         self.gate = OverloadGate(self.work.backoff, self.counters)
-        self.stalls = StallWatch(self.counters, self.gate, self.work.stall_after)
+        self.stalls = SettlingWatch(self.counters, self.gate, self.work.stall_after)
         self.health = Health(self.work.stall_after)
         self.outages = Outages(self.work.backoff, self.counters, self.health)
         self.session = InboxSession(self.inbox, self.outages)
@@ -65,7 +65,7 @@ class Setup:
         """Return the setup of one partition: separate counters and stop events, and the shared parts of the process."""
         own = replace(self, queue=queue, fence=fence)
         own.gate, own.outages, own.session = self.gate, self.outages, self.session
-        own.stalls = StallWatch(own.counters, own.gate, own.work.stall_after)
+        own.stalls = SettlingWatch(own.counters, own.gate, own.work.stall_after)
         own.health = self.health
         own.begun_attempts = BegunAttempts(own.inbox, own.session)
         return own

@@ -16,6 +16,7 @@ from relay.consume.apply.transactions_factory import open_transactions
 from relay.errors import DatabaseUnavailableError, DeadlineError, OutboxError, SchemaError
 from relay.logger import get_logger
 from relay.runtime.backoff import Stopping, wait_for_event
+from relay.servers.postgres.compatibility import TABLES_MISSING
 from relay.servers.postgres.database import one_line
 
 log = get_logger("relay.consume")
@@ -62,7 +63,7 @@ async def check_inbox(inbox: Inbox) -> None:
         async with _opened(inbox) as transactions:
             await transactions.execute(inbox.statement(PROBE))
             ((may_make_days,),) = await transactions.execute(inbox.statement(MAY_MAKE_DAYS), {"schema": inbox.schema})
-    except (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName):
+    except TABLES_MISSING:
         raise SchemaError(
             f"table {inbox.schema}.processed_message is missing in the consumer's database, or of an older release;"
             " `relay migrate` makes it"
@@ -137,7 +138,7 @@ async def _opened(inbox: Inbox) -> AsyncIterator[Transactions]:
         await transactions.close()
 
 
-async def tell_left_behind(inbox: Inbox, session: InboxSession, *, holds: bool, by_partition: bool = False) -> None:
+async def warn_of_left_behind(inbox: Inbox, session: InboxSession, *, holds: bool, by_partition: bool = False) -> None:
     """Log how many held messages this consumer will not try, if there are any.
 
     Args:

@@ -29,7 +29,7 @@ from relay.consume.message import Delivery
 from relay.runtime.backoff import Stopping, raise_if_set
 
 
-class End(Enum):
+class QueueEnd(Enum):
     """The mark that a stopped queue puts behind its last key."""
 
     STOPPED = auto()
@@ -40,7 +40,7 @@ class KeyQueue:
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Delivery]] = {}  # by key, also of keys that a worker has
-        self._free: asyncio.Queue[str | End] = asyncio.Queue()  # keys with deliveries that no worker has
+        self._free: asyncio.Queue[str | QueueEnd] = asyncio.Queue()  # keys with deliveries that no worker has
         self._is_stopped = False
 
     def put(self, delivery: Delivery) -> None:
@@ -61,7 +61,7 @@ class KeyQueue:
         """
         batch: list[Delivery] = []
         key = await self._free.get()
-        while key is not End.STOPPED:
+        while key is not QueueEnd.STOPPED:
             waiting = self._waiting[key]
             while waiting and len(batch) < most:
                 batch.append(waiting.popleft())
@@ -69,7 +69,7 @@ class KeyQueue:
                 break
             key = self._free.get_nowait()
         if self._is_stopped:
-            self._free.put_nowait(End.STOPPED)  # wakes the next worker
+            self._free.put_nowait(QueueEnd.STOPPED)  # wakes the next worker
             raise Stopping
         if len(batch) > 1:
             batch.sort(key=lambda delivery: delivery.tag)
@@ -91,7 +91,7 @@ class KeyQueue:
     def stop(self) -> None:
         """Let every `take` raise Stopping."""
         self._is_stopped = True
-        self._free.put_nowait(End.STOPPED)
+        self._free.put_nowait(QueueEnd.STOPPED)
 
 
 LOOKED_UP_AT_ONCE = 500  # deliveries
@@ -109,7 +109,7 @@ KNOWN = """
 """
 
 
-class Repeats:
+class ChannelRepeats:
     """Which deliveries of one channel are repeats.
 
     A replay sends thousands in a row, and a transaction for each would be wasted. A message that the inbox knows has no
@@ -150,7 +150,7 @@ class Worker:
     aside: Aside
     batch_size: int
     poison_limit: int
-    repeats: Repeats
+    repeats: ChannelRepeats
 
     async def run(self) -> None:
         """Work until the consumer stops.

@@ -1,7 +1,6 @@
 """A relay node: both connections, the loop between them, and their loss and return."""
 
 import asyncio
-import gc
 import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator
@@ -22,7 +21,7 @@ from relay.engine.nodes.stall import StallWatch
 from relay.engine.nodes.vacuum import VacuumWatch
 from relay.engine.read.floors import Floors
 from relay.engine.read.gate import Gate
-from relay.engine.read.tail import History, Tail
+from relay.engine.read.tail import IdHistory, Tail
 from relay.engine.reload import reloading
 from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.routes import Router
@@ -38,9 +37,11 @@ from relay.logger import get_logger
 from relay.retention.rounds import keep_days
 from relay.runtime.backoff import Stopping, backoff, unless_stopping, wait_for_event
 from relay.runtime.health import Health
-from relay.runtime.memory import return_large_blocks
+from relay.runtime.hindrance import Hindrance
+from relay.runtime.memory import collect_rarely, return_large_blocks
 from relay.runtime.stopping import GOODBYE, stopped_by_signals
-from relay.servers.postgres.database import Host, kind_of_loss, one_line
+from relay.servers.postgres.compatibility import TABLES_MISSING
+from relay.servers.postgres.database import Host, kind_of_loss, session_lost
 
 log = get_logger(__name__)
 
@@ -48,15 +49,7 @@ RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s o
 INTERRUPTED = 130  # exit code
 OURS_FOR = 0.9  # of node_timeout: without an answer for so long, other nodes may soon end the session
 DRAIN_LOOK = 0.2  # seconds: the drain may begin before there is a broker
-NO_LANES = "none held"
-
-# What a relay gets when another process downgrades or drops its tables.
-TABLES_CHANGED = (
-    psycopg.errors.UndefinedTable,
-    psycopg.errors.UndefinedColumn,
-    psycopg.errors.UndefinedFunction,
-    psycopg.errors.InvalidSchemaName,
-)
+NO_LANES = Hindrance.plain("none held")
 
 
 async def serve(
@@ -74,10 +67,7 @@ async def serve(
     Raises:
         OutboxError: it could not start. There was no database or broker within `relay.start_timeout`, or no table.
     """
-    # Thousands of rows live for milliseconds each. At its usual pace the collector finds nothing among them, and costs
-    # a tenth of the relay's CPU time.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    collect_rarely()
     return_large_blocks()
     node = Node(settings)
     async with reloading(reload or (lambda: settings), settings, node.use_hosts), beside(node):
@@ -108,7 +98,7 @@ async def _run_until_told(node: "Node", settings: Settings) -> int:
             raise AccessError(
                 f"{error.diag.message_primary}: `relay config roles` prints the grants that the relay needs"
             ) from group
-        if isinstance(error, TABLES_CHANGED):
+        if isinstance(error, TABLES_MISSING):
             raise SchemaError(
                 f"the tables in schema {settings.database.schema_name!r} were dropped or changed while the relay ran:"
                 f" {error.diag.message_primary}; run `relay migrate` of this release, then start the relay again"
@@ -167,7 +157,7 @@ class Node:
         self._settings = settings
         self._health = Health(settings.relay.stall_after)
         for part in ("database", "broker"):
-            self._health.expect(part, "not connected yet")
+            self._health.expect(part, Hindrance.plain("not connected yet"))
         self._health.expect("lanes", NO_LANES)
         self._policy = DeliveryPolicy.of(settings.relay.ordering, settings.relay.key_policy)
         self._sender = Sender(self._policy, settings.relay.max_in_flight, Router.of(settings).unroutable)
@@ -185,7 +175,7 @@ class Node:
             self._sender, self._delivered, self._health, settings.relay, session=lambda: self._session
         )
         self._tail: Tail | None = None
-        self._history = History(self._health)
+        self._history = IdHistory(self._health)
         self._losses: dict[str, int] = Counter()  # of database sessions, by reason
         self._sweep_finds = 0  # of earlier sessions' tails
         self._ready = False
@@ -221,9 +211,9 @@ class Node:
             refused_seconds=self._health.refusals.seconds,
         )
 
-    def hindrances(self) -> dict[str, str]:
+    def hindrances(self) -> dict[str, Hindrance]:
         """Return what keeps the node from delivering now, by part; empty when it can deliver."""
-        draining = {"relay": "draining: it was told to stop"} if self.drain.is_set() else {}
+        draining = {"relay": Hindrance.plain("draining: it was told to stop")} if self.drain.is_set() else {}
         return self._health.hindrances | draining
 
     async def run(self) -> None:
@@ -290,7 +280,7 @@ class Node:
                 if not self._ready and loop.time() >= give_up_at:
                     raise
                 waits = {} if self._ready else {"gives_up_in_s": round(give_up_at - loop.time())}
-                self._health.degrade("database", str(error), is_refusal=error.is_refusal, **waits)
+                self._health.degrade("database", Hindrance.of(error), is_refusal=error.is_refusal, **waits)
                 failures += 1
                 await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
                 continue
@@ -304,7 +294,7 @@ class Node:
             except* SESSION_LOST as group:
                 lost = session.ended_by or _first(group)
                 self._losses[kind_of_loss(lost)] += 1
-                self._health.degrade("database", f"session lost: {one_line(lost)}")
+                self._health.degrade("database", session_lost(lost))
                 # After sessions that end as soon as they begin, the waits grow.
                 failures = failures + 1 if loop.time() - opened_at < RECONNECT_MAX else 1
             self._session = None

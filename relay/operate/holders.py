@@ -73,9 +73,14 @@ class WaitingCommits:
     is_relay: bool  # a relay's is among them
 
     def __str__(self) -> str:
-        words = "1 commit waits" if self.number == 1 else f"{self.number} commits wait"
+        return f"{self.words}: {BRING_STANDBY}"
+
+    @property
+    def words(self) -> str:
+        """What is seen, without what to do."""
+        commits = "1 commit waits" if self.number == 1 else f"{self.number} commits wait"
         theirs = ", a relay's too" if self.is_relay else ""
-        return f"{words} for a synchronous standby for up to {self.seconds:.0f} s{theirs}: {BRING_STANDBY}"
+        return f"{commits} for a synchronous standby for up to {self.seconds:.0f} s{theirs}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +112,11 @@ HELD_UP = SQL("""
     UNION ALL
     SELECT 'quarantined', row.first_written_as, row.written_as, count(*)
     FROM (
-        SELECT written_as, last_error, first_value(written_as) OVER (
+        SELECT written_as, held_behind, first_value(written_as) OVER (
                 PARTITION BY aggregate_type, aggregate_id ORDER BY id
             ) AS first_written_as
         FROM (
-            SELECT aggregate_type, aggregate_id, id, written_as, last_error
+            SELECT aggregate_type, aggregate_id, id, written_as, held_behind
             FROM {schema}.message_state
             WHERE state = 'quarantined' AND aggregate_id IS NOT NULL
             ORDER BY aggregate_type, aggregate_id, id

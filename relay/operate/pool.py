@@ -92,10 +92,10 @@ async def read_status(
     except BrokerUnavailableError as error:
         counts = {}
         reasons.append(f"the broker does not tell how many messages wait: {error}")
-    told = [_told(pool, counts) for pool in chosen]
-    for pool in told:
+    shown = [_status_of(pool, counts) for pool in chosen]
+    for pool in shown:
         reasons += reasons_of(pool)
-    return PoolsStatus(master, told, reasons)
+    return PoolsStatus(master, shown, reasons)
 
 
 async def _count(settings: Settings, pools: Sequence[Pool], broker: Connection | None) -> dict[str, int | None]:
@@ -109,7 +109,7 @@ async def _count(settings: Settings, pools: Sequence[Pool], broker: Connection |
             await connection.hang_up()
 
 
-def _told(pool: Pool, counts: dict[str, int | None]) -> PoolStatus:
+def _status_of(pool: Pool, counts: dict[str, int | None]) -> PoolStatus:
     held: dict[str, list[int]] = defaultdict(list)
     partitions = []
     for each in pool.partitions:

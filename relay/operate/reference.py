@@ -11,7 +11,7 @@ from relay.config.keys import Key, all_keys, table_keys
 HEAD = """\
 # Settings of the outbox relay: every key with its default. Take the # away from a line to change its value.
 # A variable goes before this file, and a flag before a variable; docs/configuration.md has the names.
-# `relay config show` tells each value in use and where it was found.
+# `relay config show` shows each value in use and where it was found.
 """
 
 SECTIONS = {
@@ -133,7 +133,7 @@ def _item(key: Key) -> str:
 
 
 def _goes_without(key: Key) -> bool:
-    """Whether COMMON or the description tells what the key takes."""
+    """Whether COMMON or the description says what the key takes."""
     values = key.takes.removeprefix("one of ").split(", ") if key.takes.startswith("one of ") else [key.takes]
     return key.takes in SAID_BY_COMMON or all(value in key.about for value in values)
 

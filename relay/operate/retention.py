@@ -1,4 +1,7 @@
-"""Old days by hand: which would be dropped, and their drop, which a running relay does by itself."""
+"""Old days by hand: which would be dropped, and their drop, which a running relay does by itself.
+
+Each function that asks the database runs an event loop, so a coroutine calls it in a thread.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -12,7 +15,7 @@ from relay.operate.audit import note
 from relay.operate.session import session
 from relay.retention.day import Fate, OldDay
 from relay.retention.drop import Retention
-from relay.retention.kind import INBOX, Kind, kept_days, kept_failures
+from relay.retention.kind import INBOX, DatedTable, kept_days, kept_failures
 
 NOTE = SQL("""
     INSERT INTO {schema}.operator_audit (command, target, done_by, why)
@@ -21,7 +24,7 @@ NOTE = SQL("""
 BUSY = "another process drops old days at this moment: try again when it is done"
 
 
-def keeps_of(relay: RelaySettings, keep: str | None, keep_inbox: str | None) -> dict[Kind, int]:
+def keeps_of(relay: RelaySettings, keep: str | None, keep_inbox: str | None) -> dict[DatedTable, int]:
     """Return for how many days each kind of row is kept, without those that are kept without end.
 
     Args:
@@ -56,7 +59,7 @@ def _days(flag: str, keep: str) -> str:
     return keep
 
 
-def look_at_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int]) -> list[OldDay]:
+def look_at_old_days(database: DatabaseSettings, keeps: Mapping[DatedTable, int]) -> list[OldDay]:
     """Return the days that are older than is kept of each kind, with their rows, and what is in the way.
 
     Raises:
@@ -73,7 +76,7 @@ def look_at_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int]) -> l
 
 def drop_old_days(
     database: DatabaseSettings,
-    keeps: Mapping[Kind, int],
+    keeps: Mapping[DatedTable, int],
     *,
     by: str,
     why: str,
@@ -159,6 +162,6 @@ def forget_batches(database: DatabaseSettings, keep: int, *, by: str, why: str) 
         return asyncio.run(run(connection))
 
 
-async def _found(retention: Retention, keeps: Mapping[Kind, int]) -> list[OldDay]:
+async def _found(retention: Retention, keeps: Mapping[DatedTable, int]) -> list[OldDay]:
     old = [day for kind, keep in keeps.items() for day in await retention.old_days(kind, keep)]
     return [await retention.look(day) for day in old]

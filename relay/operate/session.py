@@ -11,7 +11,7 @@ from relay.config.settings import DatabaseSettings
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.operate.revision import head_revision
 from relay.servers.postgres.bounded_values import bound_values
-from relay.servers.postgres.compatibility import READ_TABLES, refuse_newer
+from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, refuse_newer
 from relay.servers.postgres.database import connect, one_line
 from relay.servers.postgres.statement_fault import refused_or_lost
 
@@ -58,7 +58,7 @@ def in_words(connection: psycopg.Connection, lack: str, seconds: float, *, url: 
     """
     try:
         yield
-    except (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName) as error:
+    except TABLES_MISSING as error:
         raise SchemaError(
             f"database {connection.info.dbname} has {lack}: run `relay migrate`, or check database.schema"
         ) from error

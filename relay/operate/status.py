@@ -28,9 +28,9 @@ STALLED_AFTER = 10.0
 STALLED_UNABLE_AFTER = 1.0  # when no relay is alive and can deliver
 MOMENT = "%Y-%m-%d %H:%M:%S %Z"  # among the reasons
 LOOKED_AT = 50_000  # rows that wait in a state, when asked whose rows hold up whose; the doctor looks at all
-RELAYS_TOLD = 3  # by name, for one reason; `nodes` has them all
-GONE_TOLD = 3600.0  # seconds for which a relay that was killed is a reason
-ROUTES_TOLD = 10  # among the reasons, and of one exchange; `quarantined_routes` has them all
+RELAYS_NAMED = 3  # by name, for one reason; `nodes` has them all
+GONE_FOR = 3600.0  # seconds for which a relay that was killed is a reason
+ROUTES_NAMED = 10  # among the reasons, and of one exchange; `quarantined_routes` has them all
 
 # With what marks have counted and no heartbeat has added yet: a killed node leaves some of it.
 READ_NODES = SQL("""
@@ -102,7 +102,7 @@ BY_INDEX = SQL("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = of
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A relay as its row in `node` tells."""
+    """A relay as its row in `node` has it."""
 
     name: str
     lanes: list[int]
@@ -149,7 +149,7 @@ class Reason(str):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `relay status` tells; the field names are the keys of its JSON."""
+    """What `relay status` shows; the field names are the keys of its JSON."""
 
     state: OutboxState
     reasons: list[Reason]
@@ -279,7 +279,7 @@ def _reasons(
             by_reason.setdefault(reason, []).append(node.name)
     reasons += [f"{_relays(names)}: {reason}" for reason, names in by_reason.items()]
     # A relay that was stopped has given its lanes up.
-    if gone := [node.name for node in nodes if not node.alive and node.lanes and node.heartbeat_age_s < GONE_TOLD]:
+    if gone := [node.name for node in nodes if not node.alive and node.lanes and node.heartbeat_age_s < GONE_FOR]:
         verb = "has" if len(gone) == 1 else "have"
         reasons.append(
             f"{_relays(gone)} {verb} ended without handing the lanes over, and others took them: see what ended it"
@@ -291,7 +291,7 @@ def _reasons(
 
 
 def _relays(names: Sequence[str]) -> str:
-    if len(names) > RELAYS_TOLD:
+    if len(names) > RELAYS_NAMED:
         return f"{len(names)} relays"
     return f"{'relay' if len(names) == 1 else 'relays'} {', '.join(names)}"
 
@@ -320,14 +320,14 @@ def route_reasons(routes: Sequence[RouteStatus]) -> list[Reason]:
     for route in routes:
         if route.paused_at is None:
             of_exchange.setdefault(route.exchange, []).append(route)
-    together = {exchange: many for exchange, many in of_exchange.items() if len(many) > ROUTES_TOLD}
+    together = {exchange: many for exchange, many in of_exchange.items() if len(many) > ROUTES_NAMED}
     others = [route for route in routes if route.paused_at is not None or route.exchange not in together]
     reasons = [Reason(_exchange_reason(many), About.ROUTE) for many in together.values()]
     reasons += [
         Reason(_route_reason(route), About.ROUTE if route.paused_at is None else About.PAUSE)
-        for route in others[:ROUTES_TOLD]
+        for route in others[:ROUTES_NAMED]
     ]
-    if more := others[ROUTES_TOLD:]:
+    if more := others[ROUTES_NAMED:]:
         are_paused = ", or are paused" if any(route.paused_at for route in more) else ""
         reasons.append(Reason(f"{len(more)} more routes do not work{are_paused}", About.ROUTE))
     return reasons

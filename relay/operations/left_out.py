@@ -2,7 +2,7 @@
 
 import psycopg
 
-from relay.operate.messages.whereabouts import Missing, find_rows
+from relay.operate.messages.whereabouts import WhyMissing, find_rows
 from relay.operate.sent.selection import Selection, count_waiting, first_day
 
 
@@ -17,7 +17,7 @@ def left_out(connection: psycopg.Connection, schema: str, selection: Selection) 
         return lines + [
             f"{message_id} is not replayed: {row.words}"
             for message_id, row in found
-            if isinstance(row, Missing) or row.state != "sent"
+            if isinstance(row, WhyMissing) or row.state != "sent"
         ]
     if selection.until is not None:
         return lines

@@ -1,4 +1,4 @@
-"""What is told about a consumer, or a member of a pool.
+"""What a probe shows of a consumer, or a member of a pool.
 
 async with answering_for(consumer, "0.0.0.0:8080"):
     await consumer.run()
@@ -18,6 +18,7 @@ with importing("consume"):
     from relay.probes.cached_answer import CachedAnswer
     from relay.probes.consumer_metrics import metrics
     from relay.probes.server import answering
+    from relay.runtime.hindrance import Hindrance
 
 
 @asynccontextmanager
@@ -47,7 +48,7 @@ class _ConsumerSubject:
         self._consumer = consumer
         self._waiting = waiting
 
-    def hindrances(self, query: str) -> dict[str, str]:  # noqa: ARG002  (there is nothing to ask for)
+    def hindrances(self, query: str) -> dict[str, Hindrance]:  # noqa: ARG002  (there is nothing to ask for)
         return self._consumer.hindrances()
 
     async def look(self) -> Callable[[], Iterator[Metric]]:

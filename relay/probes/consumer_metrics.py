@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from relay.consume.classify import Reason
+from relay.consume.classify import FailureReason
 from relay.consume.counters import ConsumerSnapshot
 from relay.probes.metrics import counted, histogram, reconnects, refused
 
 
 def metrics(consumer: ConsumerSnapshot, waiting: int | None) -> Iterator[Metric]:
-    """Return the metrics of a consumer at one moment; nothing waiting: the broker does not tell how many do."""
+    """Return the metrics of a consumer at one moment; nothing waiting: the broker does not say how many do."""
     labels = {"consumer": consumer.consumer, "queue": consumer.queue}
     counters = consumer.counters
     for name, about, gauge in (
@@ -41,7 +41,7 @@ def metrics(consumer: ConsumerSnapshot, waiting: int | None) -> Iterator[Metric]
     # From 0 on, or the first would be no increase.
     retries = [(f"{step:g}", counters.retried[step]) for step in consumer.steps]
     yield counted("outbox_consumer_retries", "Tries that were put off, by the longest wait", "step", retries, **labels)
-    dead = [(reason.value, counters.dead_letters[reason]) for reason in Reason]
+    dead = [(reason.value, counters.dead_letters[reason]) for reason in FailureReason]
     yield counted("outbox_consumer_dead_letters", "Messages that were given up", "reason", dead, **labels)
     yield reconnects("outbox_consumer_reconnects", counters.broker_losses, counters.database_losses, **labels)
     yield refused("outbox_consumer_connection_refused_seconds", consumer.refused_seconds, **labels)

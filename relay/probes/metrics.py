@@ -12,7 +12,7 @@ from relay.probes.backlog import Batches, Counts
 
 
 def metrics(node: NodeSnapshot, counts: Counts | None) -> Iterator[Metric]:
-    """Yield the metrics of a relay and of its table at one moment; no counts: the database does not tell."""
+    """Yield the metrics of a relay and of its table at one moment; no counts: the database does not answer."""
     yield from _state(node)
     yield from _outcomes(node)
     yield from _troubles(node)

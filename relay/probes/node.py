@@ -1,4 +1,4 @@
-"""What is told about a relay node."""
+"""What a probe shows of a relay node."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -11,6 +11,7 @@ from relay.engine.node import Node
 from relay.probes.backlog import Backlog
 from relay.probes.metrics import metrics
 from relay.probes.server import answering
+from relay.runtime.hindrance import Hindrance
 
 
 @asynccontextmanager
@@ -38,7 +39,7 @@ class _NodeSubject:
         self._node = node
         self._backlog = backlog
 
-    def hindrances(self, query: str) -> dict[str, str]:
+    def hindrances(self, query: str) -> dict[str, Hindrance]:
         hindrances = self._node.hindrances()
         if query == "standby=ok":
             hindrances.pop("lanes", None)

@@ -24,7 +24,8 @@ from prometheus_client.registry import Collector
 import relay
 from relay.errors import DeadlineError, ListenError
 from relay.logger import get_logger
-from relay.probes.kinds import kind_of
+from relay.runtime.hindrance import Hindrance
+from relay.runtime.listen import listen
 
 log = get_logger(__name__)
 
@@ -70,7 +71,7 @@ class Subject(Protocol):
     meanwhile.
     """
 
-    def hindrances(self, query: str) -> Mapping[str, str]:
+    def hindrances(self, query: str) -> Mapping[str, Hindrance]:
         """Return what keeps it from its work at this moment, by part; nothing when it can. `query` is the URL's."""
 
     async def look(self) -> Callable[[], Iterator[Metric]]:
@@ -87,7 +88,7 @@ async def answering(address: str, subject: Subject) -> AsyncIterator[None]:
     Raises:
         ListenError: the address cannot be had.
     """
-    with _listen(address) as listener:
+    with _listener(address) as listener:
         server = _Server(listener, _Answers(asyncio.get_running_loop(), subject), _room())
         log.info("http.listening", address=address)
         try:
@@ -96,15 +97,10 @@ async def answering(address: str, subject: Subject) -> AsyncIterator[None]:
             await asyncio.to_thread(server.stop)
 
 
-def _listen(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+def _listener(address: str) -> socket.socket:
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host.strip("[]"), int(port)))
-        listener.listen(WAITING)
+        listener = listen(address, WAITING)
     except OSError as error:
-        listener.close()
         raise ListenError(address, error.strerror or str(error)) from error
     listener.setblocking(False)
     return listener
@@ -157,15 +153,15 @@ class _Answers:
         return Answer(HTTPStatus.OK, b"ok\n")
 
     async def _ready(self, query: str) -> Answer:
-        """Nothing hinders the subject; else the parts that do, each with the kind of reason.
+        """Nothing hinders the subject; else the parts that do, each with its public reason.
 
         The reasons themselves name hosts, ports and users. They are in the log, and not for strangers.
         """
         hindrances = await self._ask(self._hindrances(query))
         if not hindrances:
             return Answer(HTTPStatus.OK, b"ok\n")
-        told = "".join(f"{part}: {kind_of(reason)}\n" for part, reason in sorted(hindrances.items()))
-        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, told.encode())
+        parts = "".join(f"{part}: {reason.public}\n" for part, reason in sorted(hindrances.items()))
+        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, parts.encode())
 
     async def _metrics(self, accept: str) -> Answer:
         try:
@@ -178,7 +174,7 @@ class _Answers:
         body = encode(_Collected([build, *metrics(), *self._process.collect()]))
         return Answer(HTTPStatus.OK, body, content_type)
 
-    async def _hindrances(self, query: str) -> Mapping[str, str]:
+    async def _hindrances(self, query: str) -> Mapping[str, Hindrance]:
         return self._subject.hindrances(query)
 
     async def _ask(self, question: Coroutine[Any, Any, Given]) -> Given:

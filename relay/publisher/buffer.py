@@ -5,10 +5,10 @@ from typing import NamedTuple, Protocol
 
 from relay.engine.row import Row
 from relay.engine.send.sender import Sender
-from relay.publisher.entry import Entry
+from relay.publisher.entry import Unaccepted
 
 
-class Left(NamedTuple):
+class BufferedRows(NamedTuple):
     """The counts of a publisher's rows in its buffer."""
 
     waiting: int  # rows that wait for their turn
@@ -41,14 +41,14 @@ class Buffer(Protocol):
 
     async def close(self) -> None: ...
 
-    async def write(self, entries: Sequence[Entry]) -> None:
+    async def write(self, entries: Sequence[Unaccepted]) -> None:
         """Commit these entries, in this order.
 
         Raises:
             NotAcceptedError: the commit failed, or its answer was lost.
         """
 
-    async def left(self) -> Left:
+    async def left(self) -> BufferedRows:
         """Count the rows of this publisher.
 
         Raises:

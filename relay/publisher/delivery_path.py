@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from relay.engine.row import Key, Outcome
 from relay.errors import NotAcceptedError, OutboxError
 from relay.logger import get_logger
-from relay.publisher.buffer import Buffer, Left
+from relay.publisher.buffer import Buffer, BufferedRows
 from relay.publisher.direct import Direct
-from relay.publisher.entry import Entry
+from relay.publisher.entry import Unaccepted
 from relay.publisher.state import Mode
 from relay.runtime.backoff import wait_for_event
 from relay.runtime.health import Health
@@ -25,15 +25,15 @@ from relay.runtime.stopping import GOODBYES
 log = get_logger(__name__)
 
 ENTRIES_PER_WRITE = 500
-# The shortest pause between two looks at the buffer: LOOK_INTERVAL seconds, or LOOK_SHARE times the duration of the
+# The shortest pause between two looks at the buffer: BUFFER_LOOK seconds, or LOOK_SHARE times the duration of the
 # last look if that is longer. Each look reads the table.
-LOOK_INTERVAL = 0.1
+BUFFER_LOOK = 0.1
 LOOK_SHARE = 20
 HOLD, HOLD_LOOK = 0.5, 0.02  # seconds
 # The longest pause after a write: SLOWEST times the duration of the write, but not over LONGEST_PAUSE seconds. The
 # write may have waited for a server.
 SLOWEST, LONGEST_PAUSE = 64, 1.0
-EMPTY = Left(0, 0)
+EMPTY = BufferedRows(0, 0)
 CLOSED, STOPPED = "the publisher is closed", "the publisher has stopped"
 
 
@@ -51,10 +51,10 @@ class DeliveryPath:
         self._health = health
         self.direct = Direct(self._settle, health, confirm_timeout, beside=buffer.publisher)
         self.mode = Mode.BUFFERED  # events that an earlier process left in the buffer go first
-        self._busy: dict[Key, deque[Entry]] = {}  # a key on the direct way -> the events that wait behind it
-        self._held: list[Entry] = []
-        self._unwritten: deque[Entry] = deque()  # events that go into the buffer
-        self._writing: Sequence[Entry] = ()
+        self._busy: dict[Key, deque[Unaccepted]] = {}  # a key on the direct way -> the events that wait behind it
+        self._held: list[Unaccepted] = []
+        self._unwritten: deque[Unaccepted] = deque()  # events that go into the buffer
+        self._writing: Sequence[Unaccepted] = ()
         self._write = asyncio.Event()
         self._slowness = 0  # the pause after a write, as a multiple of the write's duration
         self._closed: str | None = None
@@ -62,7 +62,7 @@ class DeliveryPath:
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: Unaccepted) -> None:
         """Take an event; events of one key are delivered in the order of these calls."""
         if self._closed is not None:
             raise NotAcceptedError(self._closed)
@@ -109,10 +109,10 @@ class DeliveryPath:
         """
         clock = asyncio.get_running_loop().time
         last, last_at, last_buffered = EMPTY, 0.0, 0
-        pause = LOOK_INTERVAL
+        pause = BUFFER_LOOK
         while True:
             await asyncio.sleep(pause)
-            pause = LOOK_INTERVAL
+            pause = BUFFER_LOOK
             if self.mode is not Mode.BUFFERED or not self.direct.is_open or self._closed is not None:
                 self._slowness = 0
                 continue
@@ -147,14 +147,14 @@ class DeliveryPath:
         for entry in (*self.direct.abandon(), *behind, *self._held, *self._writing, *self._unwritten):
             self._refuse(entry, self._closed)
 
-    def _send(self, entry: Entry) -> None:
+    def _send(self, entry: Unaccepted) -> None:
         key = entry.row.key
         if key is not None and (behind := self._busy.get(key)) is not None:
             behind.append(entry)
         else:
             self._choose(entry, deque())
 
-    def _choose(self, entry: Entry, behind: deque[Entry]) -> Mode:
+    def _choose(self, entry: Unaccepted, behind: deque[Unaccepted]) -> Mode:
         """Send an event on the current way, and return that way. In mode DIRECT, the events behind it must wait."""
         if self.mode is Mode.DIRECT and not self.direct.is_open:
             self._leave_direct("; ".join(self._health.reasons) or "not connected")
@@ -170,10 +170,10 @@ class DeliveryPath:
             self._write.set()
         return mode
 
-    def _settle(self, entry: Entry, outcome: Outcome, reason: str) -> None:
+    def _settle(self, entry: Unaccepted, outcome: Outcome, reason: str) -> None:
         """Act on the outcome of an event on the direct way, and let the next event of its key go."""
         key = entry.row.key
-        behind = deque[Entry]() if key is None else self._busy.pop(key)
+        behind = deque[Unaccepted]() if key is None else self._busy.pop(key)
         is_let_go = outcome is Outcome.RETURNED and self._buffer.lets_go(entry.row)
         if outcome is Outcome.CONFIRMED or is_let_go:
             self.confirmed += 1
@@ -214,18 +214,18 @@ class DeliveryPath:
         if self.mode is Mode.HOLDING:  # the mode changes when an event on the direct way fails meanwhile
             self._take(Mode.DIRECT if is_empty and self.direct.is_open else Mode.BUFFERED)
 
-    async def _left(self) -> Left | None:
+    async def _left(self) -> BufferedRows | None:
         """Return the counts of the buffer; None if they cannot be read."""
         try:
             return await self._buffer.left()
         except OutboxError:
             return None
 
-    def _accept(self, entry: Entry) -> None:
+    def _accept(self, entry: Unaccepted) -> None:
         entry.accept()
         self._leave()
 
-    def _refuse(self, entry: Entry, reason: str) -> None:
+    def _refuse(self, entry: Unaccepted, reason: str) -> None:
         entry.refuse(reason)
         self._leave()
 

@@ -11,13 +11,13 @@ from relay.engine.send.sender import Sender
 from relay.engine.send.wire import Wire
 from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
-from relay.publisher.entry import Entry
+from relay.publisher.entry import Unaccepted
 from relay.runtime.health import Health, HealthState
 
-LOOK_INTERVAL = 0.25  # seconds
+OVERDUE_LOOK = 0.25  # seconds
 NO_REPEATS: set[int] = set()
 
-Settle = Callable[[Entry, Outcome, str], None]
+Settle = Callable[[Unaccepted, Outcome, str], None]
 
 
 class Direct:
@@ -35,7 +35,7 @@ class Direct:
         self._confirm_timeout = confirm_timeout
         self._beside = beside
         self._wire: Wire | None = None
-        self._under_way: dict[int, Entry] = {}  # in flight, by the row's id, in sending order
+        self._under_way: dict[int, Unaccepted] = {}  # in flight, by the row's id, in sending order
         self._given_up: set[int] = set()  # ids that were given up, and whose outcome the wire will still report
         self._loop = asyncio.get_running_loop()
         self.confirm_times = beside.confirm_times if beside is not None else Histogram(CONFIRM_BOUNDS)
@@ -49,7 +49,7 @@ class Direct:
     def in_flight(self) -> int:
         return len(self._under_way) + (self._beside.in_flight if self._beside is not None else 0)
 
-    def send(self, entry: Entry) -> None:
+    def send(self, entry: Unaccepted) -> None:
         """Send an entry; only while it `is_open`."""
         assert self._wire is not None, "is_open was asked"  # noqa: S101
         entry.sent_at = self._loop.time()
@@ -83,7 +83,7 @@ class Direct:
         The link's time-out stands still while the broker blocks publishing; this one goes on.
         """
         while True:
-            await asyncio.sleep(LOOK_INTERVAL)
+            await asyncio.sleep(OVERDUE_LOOK)
             self.give_up(self._loop.time() - self._confirm_timeout)
 
     def give_up(self, sent_until: float = inf) -> None:
@@ -94,7 +94,7 @@ class Direct:
             self._given_up.add(entry.row.id)
             self._done(entry, Outcome.UNKNOWN, f"no confirm within {self._confirm_timeout:g} s")
 
-    def abandon(self) -> list[Entry]:
+    def abandon(self) -> list[Unaccepted]:
         """Return the entries in flight, and forget them: their outcomes will not come."""
         entries = list(self._under_way.values())
         self._under_way.clear()

@@ -28,8 +28,8 @@ class EmbeddedRelay:
     @property
     def reasons(self) -> Sequence[str]:
         hindrances = self._node.hindrances() if self._node is not None else {}
-        told = [f"relay: {part}: {reason}" for part, reason in hindrances.items()]
-        return [f"relay: {self._failure}"] if self._failure else told
+        reasons = [f"relay: {part}: {reason}" for part, reason in hindrances.items()]
+        return [f"relay: {self._failure}"] if self._failure else reasons
 
     async def run(self) -> None:
         failures = 0

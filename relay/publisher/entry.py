@@ -22,7 +22,7 @@ IDS = count(-1, -1)
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class Unaccepted:
     """An event that was published and is not yet accepted.
 
     `accepted` is resolved by the broker's confirm or the buffer's commit.

@@ -20,8 +20,8 @@ from relay.engine import row as engine
 from relay.errors import BufferFileError, BusyError, NotAcceptedError
 from relay.logger import get_logger
 from relay.outbox.row import Row
-from relay.publisher.buffer import Left
-from relay.publisher.entry import Entry, engine_row
+from relay.publisher.buffer import BufferedRows
+from relay.publisher.entry import Unaccepted, engine_row
 
 log = get_logger(__name__)
 
@@ -153,7 +153,7 @@ class File:
             OPEN.discard(self._database)
         self._thread.shutdown(wait=False)
 
-    async def write(self, entries: Sequence[Entry]) -> None:
+    async def write(self, entries: Sequence[Unaccepted]) -> None:
         """Commit these entries, in this order.
 
         Raises:
@@ -205,9 +205,9 @@ class File:
         for key in filter(None, (_key(each) for each in sent if each.attempts)):
             await self._do(partial(_move, self._connected(), key, BEHIND, 0))
 
-    async def left(self) -> Left:
+    async def left(self) -> BufferedRows:
         """Count the rows."""
-        return Left(*await self._do(lambda: self._connected().execute(LEFT).fetchone()))
+        return BufferedRows(*await self._do(lambda: self._connected().execute(LEFT).fetchone()))
 
     def _require_room(self, size: int, largest: int) -> None:
         volume = os.statvfs(self.path.parent)

@@ -21,8 +21,8 @@ from relay.engine.send.routes import Router
 from relay.engine.send.sender import Sender
 from relay.errors import BufferFileError, NotAcceptedError
 from relay.logger import get_logger
-from relay.publisher.buffer import Left
-from relay.publisher.entry import Entry
+from relay.publisher.buffer import BufferedRows
+from relay.publisher.entry import Unaccepted
 from relay.publisher.file import File, Stored
 from relay.runtime.backoff import backoff, wait_for_event
 
@@ -30,9 +30,9 @@ log = get_logger(__name__)
 
 ROWS_PER_READ = 500
 TRIED_AT_ONCE = 50  # refused rows that are tried together: they must not fill the window
-LOOK_INTERVAL = 0.5  # seconds within which refused rows that are due are found
+DUE_LOOK = 0.5  # seconds within which refused rows that are due are found
 RETRY_INITIAL, RETRY_MAX = 0.1, 10.0  # seconds, when the file fails
-REASONS_TOLD = 10
+REASONS_SHOWN = 10
 
 
 class FileBuffer:
@@ -61,10 +61,10 @@ class FileBuffer:
 
     @property
     def reasons(self) -> Sequence[str]:
-        told = list(self._refused.values())[:REASONS_TOLD]
-        more = len(self._refused) - len(told)
+        shown = list(self._refused.values())[:REASONS_SHOWN]
+        more = len(self._refused) - len(shown)
         failure = [f"{self._file.path}: {self._failure}"] if self._failure else []
-        return [*failure, *told, *([f"{more} more messages are refused"] if more else [])]
+        return [*failure, *shown, *([f"{more} more messages are refused"] if more else [])]
 
     def lets_go(self, row: Row) -> bool:
         return self._unroutable(row) is Unroutable.SENT
@@ -76,19 +76,19 @@ class FileBuffer:
 
     async def open(self) -> None:
         await self._file.open()
-        self._refused = {each.position: _told(each, each.reason) for each in await self._file.held()}
+        self._refused = {each.position: _words_for(each, each.reason) for each in await self._file.held()}
 
     async def close(self) -> None:
         await self._file.close()
 
-    async def write(self, entries: Sequence[Entry]) -> None:
+    async def write(self, entries: Sequence[Unaccepted]) -> None:
         try:
             await self._file.write(entries)
         except (sqlite3.Error, OSError) as error:
             raise NotAcceptedError(f"{self._file.path} could not be written: {error}") from error
         self.publisher.wake()
 
-    async def left(self) -> Left:
+    async def left(self) -> BufferedRows:
         try:
             return await self._file.left()
         except sqlite3.Error as error:
@@ -107,7 +107,7 @@ class FileBuffer:
                 await asyncio.sleep(backoff(failures, RETRY_INITIAL, RETRY_MAX))
             else:
                 failures, self._failure = 0, None
-                await wait_for_event(self.publisher.settled, LOOK_INTERVAL)
+                await wait_for_event(self.publisher.settled, DUE_LOOK)
         with suppress(TimeoutError, sqlite3.Error):  # rows that are not deleted are sent again
             async with asyncio.timeout(self._settings.drain_timeout):
                 while await self.publisher.wait_settled():
@@ -142,7 +142,7 @@ class FileBuffer:
             del self._read[row.id]
         if stored.position not in self._refused:
             log.error("message.held", message_id=fault.row.message_id.decode(), reason=fault.reason)
-        self._refused[stored.position] = _told(stored, fault.reason)
+        self._refused[stored.position] = _words_for(stored, fault.reason)
 
     async def _offer(self) -> None:
         """Read more rows into the window if it has room."""
@@ -164,7 +164,7 @@ class FileBuffer:
             self.publisher.wake()  # there may be more
 
 
-def _told(stored: Stored, reason: str) -> str:
+def _words_for(stored: Stored, reason: str) -> str:
     row = stored.row
     key = "" if row.aggregate_id is None else f" of {row.aggregate_type.decode()} {row.aggregate_id.decode()}"
     return f"message {row.message_id.decode()}{key}: {reason}"

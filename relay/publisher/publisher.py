@@ -18,7 +18,7 @@ from relay.outbox.errors import FieldError
 from relay.outbox.event import Event
 from relay.publisher.buffer import Buffer
 from relay.publisher.delivery_path import DeliveryPath
-from relay.publisher.entry import Entry
+from relay.publisher.entry import Unaccepted
 from relay.publisher.file_buffer import FileBuffer
 from relay.publisher.state import Mode, PublisherState
 from relay.publisher.table_buffer import TableBuffer
@@ -98,7 +98,7 @@ class DurablePublisher:
             raise NotAcceptedError("the publisher is not open: use it by `async with`")
         if event.available_at is not None:
             raise FieldError(event, "available_at", "is for `relay.outbox.add`: a durable publisher sends at once")
-        entry = Entry.of(event, self._settings.relay.max_message_bytes, self._buffer.written_as)
+        entry = Unaccepted.of(event, self._settings.relay.max_message_bytes, self._buffer.written_as)
         self._path.enter(entry)
         await entry.accepted
 

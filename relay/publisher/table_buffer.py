@@ -14,20 +14,28 @@ from relay.config.settings import Settings, Unroutable
 from relay.engine.row import Row as EngineRow
 from relay.engine.send.routes import Router
 from relay.engine.session.session import SESSION_LOST
-from relay.errors import AccessError, CommitUnknownError, DatabaseUnavailableError, NotAcceptedError, SchemaError
+from relay.errors import (
+    AccessError,
+    CommitUnknownError,
+    DatabaseUnavailableError,
+    NotAcceptedError,
+    no_answer_within,
+)
 from relay.outbox.insert import copy_async
 from relay.outbox.row import Row
-from relay.publisher.buffer import Left
+from relay.publisher.buffer import BufferedRows
 from relay.publisher.embedded import EmbeddedRelay
-from relay.publisher.entry import Entry
+from relay.publisher.entry import Unaccepted
 from relay.runtime.backoff import backoff
 from relay.runtime.health import Health
-from relay.servers.postgres.database import connect_async, is_unreplicated, one, one_line
+from relay.runtime.hindrance import Hindrance
+from relay.servers.postgres.compatibility import TABLES_MISSING, tables_missing
+from relay.servers.postgres.database import connect_async, hindrance_of, is_unreplicated, one, one_line, public_reason
 
 COLUMNS = (*Row._fields, "writer", "created_at")
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 RETRY_INITIAL, RETRY_MAX = 0.05, 1.0  # seconds
-LOST = (*SESSION_LOST, DatabaseUnavailableError, TimeoutError)
+UNREACHABLE = (*SESSION_LOST, DatabaseUnavailableError, TimeoutError)
 
 
 MAY_WRITE = SQL("""
@@ -85,8 +93,8 @@ class TableBuffer:
             # Checked now, not at the first outage of the broker.
             (may_write,) = await self._ask(MAY_WRITE, table=Literal(f"{schema}.message"), columns=list(COLUMNS))
             await self._left()
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            raise SchemaError(f"the outbox tables are missing in schema {schema!r}: run `relay migrate`") from None
+        except TABLES_MISSING:
+            raise tables_missing(schema) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise AccessError(f"{error.diag.message_primary}: {lack}") from None
         if not may_write:
@@ -96,7 +104,7 @@ class TableBuffer:
         if self._connection is not None:
             await self._connection.close()
 
-    async def write(self, entries: Sequence[Entry]) -> None:
+    async def write(self, entries: Sequence[Unaccepted]) -> None:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._database.command_timeout
         rows = [(*entry.written, self._writer, _moment(entry.row.created_at)) for entry in entries]
@@ -107,8 +115,8 @@ class TableBuffer:
                     await copy_async(connection, COLUMNS, rows, self._database.schema_name)
                     if self._is_unreplicated:
                         raise CommitUnknownError
-            except LOST as error:
-                reason = one_line(error) or f"no answer within {self._database.command_timeout:g} s"
+            except UNREACHABLE as error:
+                reason = hindrance_of(error) or Hindrance.plain(no_answer_within(self._database.command_timeout))
                 self._health.degrade("database", reason)
                 if loop.time() >= give_up_at:
                     raise NotAcceptedError(f"the outbox table could not be written: {reason}") from error
@@ -120,11 +128,11 @@ class TableBuffer:
                 self._health.heal("database")
                 return
 
-    async def left(self) -> Left:
+    async def left(self) -> BufferedRows:
         try:
             left = await self._left()
         except psycopg.Error as error:
-            raise DatabaseUnavailableError(one_line(error)) from error
+            raise DatabaseUnavailableError(one_line(error), public=public_reason(error)) from error
         self._stuck = left.stuck
         return left
 
@@ -136,10 +144,10 @@ class TableBuffer:
         if self._relay is not None:
             self._relay.stop()
 
-    async def _left(self) -> Left:
+    async def _left(self) -> BufferedRows:
         waiting, stuck, role = await self._ask(LEFT, writer=self._writer)
         self.written_as = role.encode()
-        return Left(waiting, stuck)
+        return BufferedRows(waiting, stuck)
 
     async def _ask(self, question: SQL, table: Literal | None = None, **values: Any) -> TupleRow:
         """Return one row. The statement is not prepared: a pooler may run the next one on another server process."""
@@ -147,8 +155,8 @@ class TableBuffer:
         try:
             async with self._use() as connection:
                 return one(await (await connection.execute(statement, values, prepare=False)).fetchone())
-        except LOST as error:
-            raise DatabaseUnavailableError(one_line(error)) from error
+        except UNREACHABLE as error:
+            raise DatabaseUnavailableError(one_line(error), public=public_reason(error)) from error
 
     @asynccontextmanager
     async def _use(self) -> AsyncIterator[psycopg.AsyncConnection]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from enum import StrEnum
 
-from relay.retention.kind import Kind
+from relay.retention.kind import DatedTable
 
 
 class Fate(StrEnum):
@@ -19,7 +19,7 @@ class Fate(StrEnum):
 class OldDay:
     """A partition whose rows are all older than what is kept."""
 
-    kind: Kind
+    kind: DatedTable
     table: str
     day: date
     bytes: int  # with indexes and what is stored out of line

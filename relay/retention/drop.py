@@ -15,7 +15,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.config.settings import DatabaseSettings
 from relay.retention.day import Fate, OldDay
-from relay.retention.kind import FORGET, FORGET_BATCHES, Kind
+from relay.retention.kind import FORGET, FORGET_BATCHES, DatedTable
 from relay.servers.postgres.database import connect_async, one_line, require_session
 
 PREPARE = """
@@ -82,7 +82,7 @@ class Retention:
         (is_taken,) = (await self._rows(TAKE_LOCK.format(lock=Literal(f"{self._schema}.retention"))))[0]
         return bool(is_taken)
 
-    async def old_days(self, kind: Kind, keep: int) -> list[OldDay]:
+    async def old_days(self, kind: DatedTable, keep: int) -> list[OldDay]:
         """Return the days that ended `keep` days ago or before, uncounted."""
         statement = OLD_DAYS.format(
             keep=Literal(keep),
@@ -158,7 +158,7 @@ class Retention:
             return day.postponed(kept_by)
         return day if dry_run else replace(day, fate=Fate.DROPPED)
 
-    def _missing_grant(self, kind: Kind, role: str) -> str:
+    def _missing_grant(self, kind: DatedTable, role: str) -> str:
         function = f"{Identifier(self._schema).as_string(self._connection)}.{kind.function}"
         user = Identifier(role).as_string(self._connection)
         return (

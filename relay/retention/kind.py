@@ -9,7 +9,7 @@ from relay.config.settings import RelaySettings
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DatedTable:
     """A table whose days are dropped."""
 
     parent: str
@@ -19,9 +19,9 @@ class Kind:
 
 
 SENT_DAY = "drop_sent_day(date, boolean, boolean)"
-SENT = Kind("message_sent", "relay.retention", SENT_DAY, "{schema}.drop_sent_day({day}, false, {dry_run})")
-SENT_AND_ARCHIVED = Kind(SENT.parent, SENT.setting, SENT_DAY, "{schema}.drop_sent_day({day}, true, {dry_run})")
-INBOX = Kind(
+SENT = DatedTable("message_sent", "relay.retention", SENT_DAY, "{schema}.drop_sent_day({day}, false, {dry_run})")
+SENT_AND_ARCHIVED = DatedTable(SENT.parent, SENT.setting, SENT_DAY, "{schema}.drop_sent_day({day}, true, {dry_run})")
+INBOX = DatedTable(
     "processed_message",
     "relay.inbox_retention",
     "drop_inbox_day(date, boolean)",
@@ -39,17 +39,17 @@ def replay_lock(schema: str) -> Composed:
     return SQL("hashtextextended({}, 0)").format(Literal(f"{schema}.replay and retention"))
 
 
-def sent_kind(relay: RelaySettings) -> Kind:
+def sent_kind(relay: RelaySettings) -> DatedTable:
     """Return what is checked before a day of sent rows is dropped."""
     return SENT_AND_ARCHIVED if relay.retention_waits_for_archive else SENT
 
 
-def kept_days(relay: RelaySettings) -> dict[Kind, int]:
+def kept_days(relay: RelaySettings) -> dict[DatedTable, int]:
     """Return how many days are kept of what a relay drops by itself."""
     days = {sent_kind(relay): relay.retention_days, INBOX: relay.inbox_retention_days}
     return {kind: keep for kind, keep in days.items() if keep is not None}
 
 
-def kept_failures(keeps: Mapping[Kind, int]) -> int | None:
+def kept_failures(keeps: Mapping[DatedTable, int]) -> int | None:
     """Return for how many days causes of failures are kept; None: without end, as sent rows are."""
     return next((keep for kind, keep in keeps.items() if kind.parent == SENT.parent), None)

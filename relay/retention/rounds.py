@@ -12,7 +12,7 @@ from relay.errors import OutboxError
 from relay.logger import get_logger
 from relay.retention.day import Fate
 from relay.retention.drop import Retention
-from relay.retention.kind import Kind, kept_days, kept_failures
+from relay.retention.kind import DatedTable, kept_days, kept_failures
 from relay.servers.postgres.database import one_line
 
 log = get_logger(__name__)
@@ -21,7 +21,7 @@ FIRST_AFTER, INTERVAL = 180.0, 3600.0  # seconds: a start has other things to do
 
 
 async def keep_days(settings: Settings) -> None:
-    """Drop old days now and then, for as long as the node runs; what fails is told, and tried again."""
+    """Drop old days now and then, for as long as the node runs; what fails is logged, and tried again."""
     keeps, keep_batches = kept_days(settings.relay), settings.relay.batch_retention_days
     if not keeps and keep_batches is None:
         return
@@ -34,7 +34,9 @@ async def keep_days(settings: Settings) -> None:
         await asyncio.sleep(INTERVAL)
 
 
-async def drop_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int], keep_batches: int | None = None) -> None:
+async def drop_old_days(
+    database: DatabaseSettings, keeps: Mapping[DatedTable, int], keep_batches: int | None = None
+) -> None:
     """Go once over the days that are older than is kept of each kind, and log what becomes of each.
 
     Causes of failures are kept as long as sent rows, names of Spark's batches for `keep_batches` days.
@@ -49,12 +51,12 @@ async def drop_old_days(database: DatabaseSettings, keeps: Mapping[Kind, int], k
         for day in old:
             started = time.monotonic()
             done = await retention.drop(day)
-            told, table = str(done.day), done.kind.parent
+            date, table = str(done.day), done.kind.parent
             if done.fate is Fate.POSTPONED:
-                postponed[table, done.reason].append(told)
+                postponed[table, done.reason].append(date)
             else:
                 seconds = round(time.monotonic() - started, 1)
-                log.info("retention.dropped", table=table, day=told, rows=done.rows, bytes=done.bytes, seconds=seconds)
+                log.info("retention.dropped", table=table, day=date, rows=done.rows, bytes=done.bytes, seconds=seconds)
         keep = kept_failures(keeps)
         if keep is not None and (forgotten := await retention.forget_failures(keep)):
             log.info("retention.failures_forgotten", causes=forgotten)

@@ -4,12 +4,13 @@ import time
 from enum import StrEnum
 
 from relay.logger import get_logger
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.refusals import ConnectionRefusals
 
 log = get_logger(__name__)
 
 REFUSED_AFTER = 5.0  # seconds, for what has no `relay.stall_after`
-TOLD_REASONS = 20  # remembered for each part: reasons with a changing number must not fill the memory
+LOGGED_REASONS = 20  # remembered for each part: reasons with a changing number must not fill the memory
 
 # The events of a part: when it ceases to work, and when it works again.
 EVENTS = {
@@ -42,17 +43,17 @@ class Health:
 
     def __init__(self, refused_after: float = REFUSED_AFTER) -> None:
         self.refusals = ConnectionRefusals(refused_after)
-        self._reasons: dict[str, str] = {}
-        self._expected: dict[str, str] = {}
-        self._told: dict[str, list[str]] = {}
+        self._reasons: dict[str, Hindrance] = {}
+        self._expected: dict[str, Hindrance] = {}
+        self._logged: dict[str, list[str]] = {}
         self._since: dict[str, float] = {}
-        self._stalled = ""
+        self._stalled: Hindrance | None = None
 
-    def expect(self, part: str, reason: str) -> None:
+    def expect(self, part: str, reason: Hindrance) -> None:
         """Note that a part is not ready yet, and that nothing is wrong so far."""
         self._expected[part] = reason
 
-    def degrade(self, part: str, reason: str, *, is_refusal: bool = False, **more: object) -> None:
+    def degrade(self, part: str, reason: Hindrance, *, is_refusal: bool = False, **more: object) -> None:
         """Note that a part does not work. Each reason is logged once, with `more`, until the part works again.
 
         Args:
@@ -61,19 +62,19 @@ class Health:
         self.refusals.note(part, reason, is_refusal=is_refusal)
         self._reasons[part] = reason
         self._since.setdefault(part, time.monotonic())
-        told = self._told.setdefault(part, [])
-        if reason not in told:
-            told.append(reason)
-            del told[:-TOLD_REASONS]
+        logged = self._logged.setdefault(part, [])
+        if reason not in logged:
+            logged.append(reason)
+            del logged[:-LOGGED_REASONS]
             log.warning(EVENTS[part][0], reason=reason, **more)
 
-    def warn(self, part: str, reason: str) -> None:
+    def warn(self, part: str, reason: Hindrance) -> None:
         """Note what the operator must look at; the caller has logged it."""
         self._reasons[part] = reason
 
     def heal(self, part: str) -> None:
         self._expected.pop(part, None)
-        self._told.pop(part, None)
+        self._logged.pop(part, None)
         self._since.pop(part, None)
         self.refusals.clear(part)
         if self._reasons.pop(part, None) is not None:
@@ -88,23 +89,24 @@ class Health:
         """Note that messages wait, and that no message has settled for this long."""
         if not self._stalled:
             log.warning("delivery.stalled", waiting=waiting, seconds=round(seconds, 1))
-        self._stalled = f"nothing has settled for {seconds:.0f} s, messages that wait: {waiting}"
+        public = f"nothing has settled for {seconds:.0f} s"
+        self._stalled = Hindrance(f"{public}, messages that wait: {waiting}", public)
 
     def move(self) -> None:
         """Note that messages settle again, or that no message waits."""
         if self._stalled:
-            self._stalled = ""
+            self._stalled = None
             log.info("delivery.resumed")
 
     @property
-    def hindrances(self) -> dict[str, str]:
+    def hindrances(self) -> dict[str, Hindrance]:
         """What keeps the node from delivering now, by part; also what is not ready yet."""
         whole = {part: reason for part, reason in self._worded.items() if part not in PARTIAL}
         return self._expected | whole | self._stall
 
     @property
     def is_stalled(self) -> bool:
-        return bool(self._stalled)
+        return self._stalled is not None
 
     @property
     def state(self) -> HealthState:
@@ -117,9 +119,9 @@ class Health:
         return [f"{part}: {reason}" for part, reason in sorted((self._worded | self._stall).items())]
 
     @property
-    def _worded(self) -> dict[str, str]:
-        return {part: self.refusals.words(part, reason) for part, reason in self._reasons.items()}
+    def _worded(self) -> dict[str, Hindrance]:
+        return {part: self.refusals.worded(part, reason) for part, reason in self._reasons.items()}
 
     @property
-    def _stall(self) -> dict[str, str]:
+    def _stall(self) -> dict[str, Hindrance]:
         return {"delivery": self._stalled} if self._stalled else {}

@@ -187,7 +187,7 @@ async def ending_in_time(told: asyncio.Event, drain_timeout: float) -> AsyncIter
     """End the process with 0 `GOODBYES` after the time to drain, which begins when `told` is set.
 
     The last resort: what waits in a thread, such as for a name server, cannot be interrupted. And a process that ends
-    in order waits for its threads. Nothing is lost by it: the tables tell what is left to do.
+    in order waits for its threads. Nothing is lost by it: the tables have what is left to do.
     """
 
     async def watch() -> None:

@@ -13,7 +13,7 @@ import relay as product
 from relay.config.keys import all_keys
 from relay.engine.send.codec import CODEC
 from relay.jobs.job import operator
-from relay.operate.messages.whereabouts import Missing
+from relay.operate.messages.whereabouts import WhyMissing
 from relay.operate.reference import example
 from tests.cli.command import PASSWORD, Command
 from tests.operate.rows import Rows
@@ -231,7 +231,7 @@ def test_exit_codes_of_rows_that_are_not_there(relay: Command, rows: Rows) -> No
     shown = relay("parked", "show", "12345")
 
     assert (partly.code, none.code, no_match.code, shown.code) == (3, 1, 0, 1)
-    assert partly.err == none.err == f"relay: 12345 is not parked: {Missing.UNKNOWN}\n"
+    assert partly.err == none.err == f"relay: 12345 is not parked: {WhyMissing.UNKNOWN}\n"
     assert rows.states() == {row: ("pending", None)}
 
 

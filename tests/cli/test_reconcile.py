@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.messages.whereabouts import Missing
+from relay.operate.messages.whereabouts import WhyMissing
 from tests.cli.command import PASSWORD, Command
 from tests.operate.inboxes import HOUR, Ends
 from tests.support import pgbouncer
@@ -103,7 +103,7 @@ def test_it_says_where_a_named_message_is_that_is_not_compared(relay: Command, e
         "it was sent at ",
         "no row of the o",
     ]
-    assert told[str(unknown)].endswith(Missing.UNKNOWN)
+    assert told[str(unknown)].endswith(WhyMissing.UNKNOWN)
 
 
 def test_json_keeps_its_keys(relay: Command, ends: Ends) -> None:

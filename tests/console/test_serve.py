@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from relay.config.settings import Settings
-from relay.console.serve import listen
+from relay.runtime.listen import listen
 from tests.cli.command import RELAY, Command
 from tests.support.eventually import eventually
 from tests.support.process import free_port, is_listening
@@ -69,7 +69,7 @@ async def test_no_part_of_an_answer_waits_until_the_browser_has_got_the_one_befo
         sends_at_once.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         writer.close()
 
-    listener = listen("127.0.0.1:0")
+    listener = listen("127.0.0.1:0", waiting=1)
     async with await asyncio.start_server(connected, sock=listener):
         with socket.create_connection(listener.getsockname()):
             assert await sends_at_once == 1

@@ -9,7 +9,7 @@ from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.consume.classify import Failure, History, Reason
+from relay.consume.classify import Failure, FailureReason, History
 from relay.consume.failed.envelope import dead_letter, history_of, pack, restored, retry_copy, unpack
 
 AT = datetime(2026, 11, 22, 9, 30, 0, 123_000, tzinfo=UTC)
@@ -24,7 +24,7 @@ LATER = Failure(
     wait=1.25,
 )
 DEAD = Failure(
-    attempts=5, first_failed_at=AT, failed_at=AT, exception="ValueError", words="no", reason=Reason.EXHAUSTED
+    attempts=5, first_failed_at=AT, failed_at=AT, exception="ValueError", words="no", reason=FailureReason.EXHAUSTED
 )
 HEADERS = {
     "x-aggregate-id": "17",

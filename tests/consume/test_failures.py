@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from relay.consume import Message, Retries, WorkPolicy, on
-from relay.consume.classify import Reason
+from relay.consume.classify import FailureReason
 from tests.consume.effects import MakeConsumer, Queue, Stumbling, Table, count, count_together, running
 from tests.consume.policies import SEVERAL_MINUTES, SOON
 from tests.support.eventually import eventually
@@ -205,7 +205,9 @@ async def test_a_message_whose_transaction_takes_longer_than_the_server_allows_f
 
     consumer = make_consumer(handler, retries=Retries(attempts=2, initial=0.02))
     async with running(consumer):
-        await eventually(lambda: consumer.counters.dead_letters[Reason.EXHAUSTED] == 1, "the one is a dead letter")
+        await eventually(
+            lambda: consumer.counters.dead_letters[FailureReason.EXHAUSTED] == 1, "the one is a dead letter"
+        )
         await eventually(lambda: consumer.counters.applied == 4, "the others are applied")
 
     (letter,) = await queue.dead()

@@ -18,8 +18,8 @@ from relay.consume import (
     Transient,
     WorkPolicy,
 )
-from relay.consume.classify import History, Judge, Reason, first_line
-from relay.consume.database_faults import FAULTS, Fault, fault_of
+from relay.consume.classify import FailureReason, History, Judge, first_line
+from relay.consume.database_faults import FAULTS, DatabaseFault, fault_of
 from relay.consume.policies import FailureClass
 from relay.errors import ConfigurationError
 
@@ -68,10 +68,10 @@ def test_a_message_fails_so_and_so_often_and_then_for_good() -> None:
     judge = Judge(FailurePolicy(retries=Retries(attempts=2), transient_retries=Retries(attempts=3)))
 
     assert judge.failure(ValueError(), History(0)).reason is None
-    assert judge.failure(ValueError(), History(1)).reason is Reason.EXHAUSTED
+    assert judge.failure(ValueError(), History(1)).reason is FailureReason.EXHAUSTED
     assert judge.failure(Transient(), History(1)).reason is None
-    assert judge.failure(Transient(), History(2)).reason is Reason.EXHAUSTED
-    assert judge.failure(Permanent(), History(0)).reason is Reason.PERMANENT
+    assert judge.failure(Transient(), History(2)).reason is FailureReason.EXHAUSTED
+    assert judge.failure(Permanent(), History(0)).reason is FailureReason.PERMANENT
 
 
 def test_waits_grow_to_the_maximum_and_chance_only_shortens_them() -> None:
@@ -94,21 +94,23 @@ def test_retries_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     ("error", "fault"),
     [
-        (psycopg.errors.DiskFull(), Fault.OUTAGE),
-        (psycopg.errors.ReadOnlySqlTransaction(), Fault.OUTAGE),
-        (psycopg.errors.AdminShutdown(), Fault.OUTAGE),
-        (psycopg.errors.DeadlockDetected(), Fault.CONFLICT),
-        (psycopg.errors.InvalidSqlStatementName(), Fault.SESSION),
-        (psycopg.errors.TransactionTimeout(), Fault.DURATION),
-        (psycopg.errors.FeatureNotSupported(), Fault.MESSAGE),
-        (psycopg.errors.UniqueViolation(), Fault.MESSAGE),
-        (psycopg.errors.UndefinedTable(), Fault.MESSAGE),
-        (psycopg.errors.QueryCanceled(), Fault.MESSAGE),
-        (OSError("gone"), Fault.MESSAGE),
+        (psycopg.errors.DiskFull(), DatabaseFault.OUTAGE),
+        (psycopg.errors.ReadOnlySqlTransaction(), DatabaseFault.OUTAGE),
+        (psycopg.errors.AdminShutdown(), DatabaseFault.OUTAGE),
+        (psycopg.errors.DeadlockDetected(), DatabaseFault.CONFLICT),
+        (psycopg.errors.InvalidSqlStatementName(), DatabaseFault.SESSION),
+        (psycopg.errors.TransactionTimeout(), DatabaseFault.DURATION),
+        (psycopg.errors.FeatureNotSupported(), DatabaseFault.MESSAGE),
+        (psycopg.errors.UniqueViolation(), DatabaseFault.MESSAGE),
+        (psycopg.errors.UndefinedTable(), DatabaseFault.MESSAGE),
+        (psycopg.errors.QueryCanceled(), DatabaseFault.MESSAGE),
+        (OSError("gone"), DatabaseFault.MESSAGE),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, Exception) else each.value,
 )
-def test_an_error_of_the_database_speaks_of_the_message_or_of_the_database(error: Exception, fault: Fault) -> None:
+def test_an_error_of_the_database_speaks_of_the_message_or_of_the_database(
+    error: Exception, fault: DatabaseFault
+) -> None:
     assert fault_of(error) is fault
 
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, Permanent, on
 from relay.consume.pool import PartitionedConsumer
-from relay.operate.reconcile.ask import Asked, Told, ask
+from relay.operate.reconcile.ask import Reconciled, ReconcileRequest, ask
 from tests.consume.effects import CONSUMER, MakeConsumer, Queue, Table, count, running
 from tests.support.eventually import eventually
 
@@ -94,6 +94,6 @@ async def test_two_consumers_of_other_types_and_a_dead_letter_are_told_apart(
     assert told_without_broker.report.differences == ["1 of 1 that were sent are not in the inbox of auditing"]
 
 
-async def compare(database: DatabaseSettings, broker: BrokerSettings | None) -> Told:
-    asked = Asked(since="1h", consumers=["counting", "auditing"])
+async def compare(database: DatabaseSettings, broker: BrokerSettings | None) -> Reconciled:
+    asked = ReconcileRequest(since="1h", consumers=["counting", "auditing"])
     return await asyncio.to_thread(ask, database, database, asked, timeout=60, broker=broker)

@@ -13,7 +13,7 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from relay.config.settings import BrokerSettings
-from relay.consume.classify import Failure, Reason
+from relay.consume.classify import Failure, FailureReason
 from relay.consume.failed.envelope import dead_letter
 from relay.operate.letters.letter import Letter, Selection
 from relay.operate.letters.read import list_letters
@@ -41,7 +41,7 @@ class Letters:
         number: int = 1,
         *,
         body: bytes | None = None,
-        reason: Reason = Reason.EXHAUSTED,
+        reason: FailureReason = FailureReason.EXHAUSTED,
         key: str = "a",
         event_type: str = "Counted",
         consumer: str = CONSUMER,

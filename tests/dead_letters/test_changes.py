@@ -10,7 +10,7 @@ from pamqp.commands import Basic
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Permanent
-from relay.consume.classify import Reason
+from relay.consume.classify import FailureReason
 from relay.errors import NotFoundError, PartlyDoneError
 from relay.operate.letters.audit import write_audit
 from relay.operate.letters.change import MOST_REFUSED, Command, Preview, queues_of
@@ -72,7 +72,7 @@ async def test_a_letter_sent_back_is_tried_anew_and_dies_once_more(
 
 async def test_each_letter_has_its_row_in_the_audit(letters: Letters, audit: Audit) -> None:
     await letters.put(message_id="one")
-    await letters.put(message_id="two", reason=Reason.UNHANDLED, event_type="Renamed")
+    await letters.put(message_id="two", reason=FailureReason.UNHANDLED, event_type="Renamed")
 
     await change(letters, RETRY, audit, Selection(message_ids=frozenset({"two"})))
     await eventually(lambda: letters.has(1), "the other one is back")

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.consume.classify import Reason
+from relay.consume.classify import FailureReason
 from relay.consume.failed.envelope import unpack
 from tests.cli.command import Command, Result
 from tests.consume.effects import QUEUE
@@ -42,7 +42,7 @@ def relay(tmp_path: Path, database_url: str, broker_url: str) -> DeadLettersComm
 
 
 async def test_list_as_a_table_and_as_json(letters: Letters, relay: DeadLettersCommand) -> None:
-    message_id = await letters.put(reason=Reason.UNHANDLED, exception="ev\x1b[31mil")
+    message_id = await letters.put(reason=FailureReason.UNHANDLED, exception="ev\x1b[31mil")
     await letters.put(2, key="b")
 
     table = await relay("list", QUEUE)

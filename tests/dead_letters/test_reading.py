@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from relay.config.settings import BrokerSettings
-from relay.consume.classify import Reason
+from relay.consume.classify import FailureReason
 from relay.errors import AccessError, BusyError, NotFoundError
 from relay.operate.letters import queue as reading
 from relay.operate.letters.letter import Selection
@@ -61,7 +61,7 @@ async def test_letters_that_are_put_in_anew_are_there_once(letters: Letters) -> 
 
 
 async def test_a_letter_tells_what_its_consumer_said(letters: Letters) -> None:
-    message_id = await letters.put(7, reason=Reason.PERMANENT, failed_at=FAILED_AT + timedelta(seconds=2))
+    message_id = await letters.put(7, reason=FailureReason.PERMANENT, failed_at=FAILED_AT + timedelta(seconds=2))
 
     (letter,) = await letters.read()
 
@@ -109,7 +109,7 @@ async def test_filters_name_the_letters_that_match_them_all(
     await letters.put(message_id="one", exception="ValueError")
     await letters.put(message_id="two", key="b", consumer="other", failed_at=later)
     await letters.put(
-        message_id="three", event_type="Renamed", reason=Reason.UNHANDLED, failed_at=later + timedelta(hours=1)
+        message_id="three", event_type="Renamed", reason=FailureReason.UNHANDLED, failed_at=later + timedelta(hours=1)
     )
 
     assert await letters.ids(selection) == expected

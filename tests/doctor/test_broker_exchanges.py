@@ -15,7 +15,7 @@ from relay.config.settings import Route, Settings
 from relay.config.topology import Binding, Exchange, Queue, TopologySettings
 from relay.config.topology import ExchangeType as Type
 from relay.operate.doctor.finding import Finding, Verdict
-from tests.doctor.told import at, changed, told, verdict
+from tests.doctor.broker_findings import at, changed, findings_of, verdict
 from tests.support.queues import declare_bound
 from tests.support.rabbitmq import RabbitServer
 
@@ -60,13 +60,13 @@ def listing(settings: Settings, *exchanges: Exchange, bindings: tuple[Binding, .
 
 
 async def about(settings: Settings, check: str, exchange: str) -> Finding:
-    (finding,) = [each for each in await told(settings, check) if f"exchange {exchange}" in each.words]
+    (finding,) = [each for each in await findings_of(settings, check) if f"exchange {exchange}" in each.words]
     return finding
 
 
 async def test_the_default_exchange_may_be_missing_where_the_relay_declares_it(settings: Settings) -> None:
-    (soon,) = await told(settings, "exchange")
-    (never,) = await told(changed(settings, "broker", declare=False), "exchange")
+    (soon,) = await findings_of(settings, "exchange")
+    (never,) = await findings_of(changed(settings, "broker", declare=False), "exchange")
 
     assert (soon.verdict, soon.words) == (
         Verdict.OK,
@@ -80,7 +80,7 @@ async def test_what_the_relay_may_not_declare_may_not_be_missing(limited: Settin
     listed = limited.model_copy(update={"topology": TopologySettings(queues=(Queue(name="mine"),))})
 
     for check in ("exchange", "queue"):
-        (finding,) = await told(listed, check)
+        (finding,) = await findings_of(listed, check)
         assert finding.verdict is Verdict.FAILED
         assert "`relay run` may not declare it: ACCESS_REFUSED" in finding.words
 
@@ -136,7 +136,7 @@ async def test_an_exchange_that_only_some_hosts_know_is_named(
     settings, second = parted
     await channel.declare_exchange("outbox", ExchangeType.TOPIC, durable=True)
 
-    (finding,) = await told(settings, "exchange")
+    (finding,) = await findings_of(settings, "exchange")
 
     assert finding.verdict is Verdict.FAILED
     assert f"NOT_FOUND - no exchange 'outbox' in vhost '{URL(second).path[1:]}'" in finding.words
@@ -151,10 +151,10 @@ async def test_an_exchange_that_is_not_the_same_everywhere_is_named(
     async with await aio_pika.connect(second) as connection:
         other = await connection.channel()
         await other.declare_exchange("outbox", ExchangeType.TOPIC, durable=False)
-        (differs,) = await told(settings, "exchange")
+        (differs,) = await findings_of(settings, "exchange")
         await other.exchange_delete("outbox")
         await other.declare_exchange("outbox", ExchangeType.TOPIC, durable=True)
-        (same,) = await told(settings, "exchange")
+        (same,) = await findings_of(settings, "exchange")
 
     assert differs.verdict is Verdict.FAILED
     assert "is not the same on every host" in differs.words
@@ -168,10 +168,10 @@ async def test_a_queue_that_is_not_the_same_everywhere_is_named(
     listed = settings.model_copy(update={"topology": TopologySettings(queues=(Queue(name="mine"),))})
     await channel.declare_queue("mine", durable=True, arguments={"x-queue-type": "quorum"})
 
-    (missing,) = await told(listed, "queue")
+    (missing,) = await findings_of(listed, "queue")
     async with await aio_pika.connect(second) as connection:
         await (await connection.channel()).declare_queue("mine", durable=True)
-        (differs,) = await told(listed, "queue")
+        (differs,) = await findings_of(listed, "queue")
 
     assert (missing.verdict, differs.verdict) == (Verdict.FAILED, Verdict.FAILED)
     assert "NOT_FOUND - no queue 'mine'" in missing.words
@@ -200,14 +200,14 @@ async def test_what_we_may_not_configure_is_said_to_be_there_and_no_more(
 ) -> None:
     await channel.declare_exchange("outbox", ExchangeType.TOPIC, durable=True)
 
-    (finding,) = await told(limited, "exchange")
+    (finding,) = await findings_of(limited, "exchange")
 
     assert finding.verdict is Verdict.OK
     assert "what it is like is not told: ACCESS_REFUSED" in finding.words
 
 
 async def test_nothing_is_known_of_an_exchange_to_which_nothing_was_sent(settings: Settings) -> None:
-    (finding,) = await told(settings, "reached")
+    (finding,) = await findings_of(settings, "reached")
 
     assert finding.verdict is Verdict.WARNING
     assert "nothing sent since yesterday is seen" in finding.words
@@ -217,7 +217,7 @@ async def test_a_route_in_quarantine_fails_with_its_reason(settings: Settings, d
     with psycopg.connect(database_url) as connection:
         connection.execute(QUARANTINE)
 
-    (finding,) = await told(settings, "reached")
+    (finding,) = await findings_of(settings, "reached")
 
     assert finding.verdict is Verdict.FAILED
     assert finding.words.startswith("exchange 'outbox', routing key 'customer.Paid' does not work since ")
@@ -231,7 +231,7 @@ async def test_what_was_sent_lately_has_reached_a_queue(
     with psycopg.connect(database_url) as connection:
         connection.execute(SEND, [exchange])
 
-    (finding,) = await told(settings, "reached")
+    (finding,) = await findings_of(settings, "reached")
 
     assert finding.verdict is expected
     assert "a queue took a message" in finding.words
@@ -239,7 +239,7 @@ async def test_what_was_sent_lately_has_reached_a_queue(
 
 
 async def test_a_binding_that_is_listed_is_told_as_that(settings: Settings) -> None:
-    (finding,) = await told(listing(settings, bindings=(Binding(exchange="outbox", queue="mine"),)), "reached")
+    (finding,) = await findings_of(listing(settings, bindings=(Binding(exchange="outbox", queue="mine"),)), "reached")
 
     assert finding.verdict is Verdict.SKIPPED
     assert "relay.toml binds mine to it" in finding.words

@@ -14,7 +14,7 @@ from yarl import URL
 from relay.config.settings import Settings
 from relay.config.topology import Queue, TopologySettings
 from relay.operate.doctor.finding import Verdict
-from tests.doctor.told import at, changed, look, told, verdict
+from tests.doctor.broker_findings import at, changed, findings_of, look, verdict
 from tests.support.eventually import eventually
 from tests.support.process import free_port
 from tests.support.queues import declare_bound
@@ -114,7 +114,7 @@ def replaced(frame: bytes, instead: dict[bytes, bytes]) -> bytes:
 
 
 async def test_a_host_that_lets_us_in_is_told_with_its_time(settings: Settings) -> None:
-    (finding,) = await told(settings, "host")
+    (finding,) = await findings_of(settings, "host")
 
     assert finding.verdict is Verdict.OK
     assert "lets relay into virtual host test_" in finding.words
@@ -137,8 +137,8 @@ async def test_a_host_that_does_not_is_told_in_the_broker_s_words(
     for part, value in wrong.items():
         url = getattr(url, f"with_{part}")(value)
 
-    (alone,) = await told(at(settings, str(url)), "host")
-    good, bad = await told(at(settings, str(url), url_of(settings)), "host")
+    (alone,) = await findings_of(at(settings, str(url)), "host")
+    good, bad = await findings_of(at(settings, str(url), url_of(settings)), "host")
 
     assert alone.verdict is Verdict.FAILED
     assert words in alone.words
@@ -156,7 +156,7 @@ async def test_a_user_without_a_right_to_the_virtual_host_is_told_the_remedy(
 ) -> None:
     rabbitmq.call('rabbit_vhost:add(<<"closed">>, <<"tests">>).')
 
-    (finding,) = await told(at(settings, rabbitmq.url("closed")), "host")
+    (finding,) = await findings_of(at(settings, rabbitmq.url("closed")), "host")
 
     rabbitmq.delete_vhost("closed")
     assert "530 NOT_ALLOWED - access to vhost 'closed' refused for user 'relay'" in finding.words
@@ -172,7 +172,7 @@ async def test_the_version_is_told_and_an_old_one_warned_of(
 ) -> None:
     other.says(f'{{<<"version">>, longstr, <<"{version}">>}}')
 
-    (finding,) = await told(elsewhere, "version")
+    (finding,) = await findings_of(elsewhere, "version")
 
     assert finding.verdict is expected
     assert f"is RabbitMQ {version}" in finding.words
@@ -203,7 +203,7 @@ async def test_a_capability_that_is_missing_fails(settings: Settings) -> None:
     assert await verdict(settings, "capabilities") is Verdict.OK
 
     async with between(URL(url_of(settings)), downwards={b"basic.nack": b"basic.none"}, upwards={}) as url:
-        (finding,) = await told(at(settings, str(url)), "capabilities")
+        (finding,) = await findings_of(at(settings, str(url)), "capabilities")
 
     assert finding.verdict is Verdict.FAILED
     assert finding.words.endswith("has no basic.nack")
@@ -213,21 +213,21 @@ async def test_hosts_of_two_clusters_fail(settings: Settings, elsewhere: Setting
     url = url_of(settings)
     assert await verdict(at(settings, url, url), "cluster") is Verdict.OK
 
-    (finding,) = await told(at(settings, url, url_of(elsewhere)), "cluster")
+    (finding,) = await findings_of(at(settings, url, url_of(elsewhere)), "cluster")
 
     assert finding.verdict is Verdict.FAILED
     assert f"127.0.0.1:{URL(url_of(elsewhere)).port} of cluster another" in finding.words
 
 
 async def test_two_virtual_hosts_of_one_cluster_fail(settings: Settings, rabbitmq: RabbitServer) -> None:
-    (finding,) = await told(at(settings, url_of(settings), rabbitmq.url()), "cluster")
+    (finding,) = await findings_of(at(settings, url_of(settings), rabbitmq.url()), "cluster")
 
     assert finding.verdict is Verdict.FAILED
     assert finding.words.endswith("virtual host /")
 
 
 async def test_the_net_ticktime_is_not_told_but_how_to_ask(settings: Settings, rabbitmq: RabbitServer) -> None:
-    (finding,) = await told(settings, "net_ticktime")
+    (finding,) = await findings_of(settings, "net_ticktime")
 
     command = finding.words.partition("rabbitmqctl eval '")[2].partition("'")[0]
     assert finding.verdict is Verdict.SKIPPED
@@ -269,14 +269,14 @@ async def test_a_message_larger_than_the_broker_takes_is_warned_of(elsewhere: Se
     fitting = changed(elsewhere, "relay", max_message_bytes=MAX_MESSAGE_SIZE)
     assert await verdict(fitting, "message_size") is Verdict.OK
 
-    (finding,) = await told(changed(elsewhere, "relay", max_message_bytes=MAX_MESSAGE_SIZE + 1), "message_size")
+    (finding,) = await findings_of(changed(elsewhere, "relay", max_message_bytes=MAX_MESSAGE_SIZE + 1), "message_size")
 
     assert finding.verdict is Verdict.WARNING
     assert f"larger than configured max size {MAX_MESSAGE_SIZE}" in finding.words
 
 
 async def test_a_very_large_message_is_not_tried(elsewhere: Settings) -> None:
-    (finding,) = await told(changed(elsewhere, "relay", max_message_bytes=10**9), "message_size")
+    (finding,) = await findings_of(changed(elsewhere, "relay", max_message_bytes=10**9), "message_size")
 
     assert finding.verdict is Verdict.SKIPPED
     assert "takes 128 MiB by default" in finding.words
@@ -287,9 +287,9 @@ async def test_a_certificate_is_told_with_its_days(elsewhere: Settings, other: O
     encrypted = plain.with_scheme("amqps").with_host("localhost").with_port(other.tls_port)
     verified = encrypted.with_query(cafile=str(certificates / "certificate.pem"))
 
-    (short_lived,) = await told(at(elsewhere, str(verified)), "tls")
-    (unverified,) = await told(at(elsewhere, str(encrypted.with_query(no_verify_ssl="1"))), "tls")
-    refused = await told(at(elsewhere, str(encrypted)), "host")  # at each address of localhost
+    (short_lived,) = await findings_of(at(elsewhere, str(verified)), "tls")
+    (unverified,) = await findings_of(at(elsewhere, str(encrypted.with_query(no_verify_ssl="1"))), "tls")
+    refused = await findings_of(at(elsewhere, str(encrypted)), "host")  # at each address of localhost
 
     assert "the certificate is valid for 10 days more" in short_lived.words
     assert (short_lived.verdict, unverified.verdict) == (Verdict.WARNING, Verdict.WARNING)
@@ -297,4 +297,4 @@ async def test_a_certificate_is_told_with_its_days(elsewhere: Settings, other: O
     assert {each.verdict for each in refused} == {Verdict.FAILED}
     assert any("certificate verify failed" in each.words for each in refused)
     assert any(f"`openssl s_client -connect localhost:{other.tls_port} -showcerts`" in each.remedy for each in refused)
-    assert await told(elsewhere, "tls") == []
+    assert await findings_of(elsewhere, "tls") == []

@@ -12,8 +12,8 @@ from relay.config.settings import Route, Settings
 from relay.config.topology import Binding, Overflow, Queue, QueueType, TopologySettings
 from relay.operate.doctor.broker_hosts import OpenHost, close_each, connect_each
 from relay.operate.doctor.finding import Verdict
-from relay.operate.doctor.question import Answer, exchange_like, queue_like
-from tests.doctor.told import changed, told, verdict
+from relay.operate.doctor.question import BrokerAnswer, exchange_like, queue_like
+from tests.doctor.broker_findings import changed, findings_of, verdict
 
 
 def listing(settings: Settings, bindings: tuple[Binding, ...] = (), **queue: Any) -> Settings:
@@ -96,8 +96,8 @@ async def test_what_goes_away_before_it_is_compared_is_not_made(settings: Settin
     exchange = await host.ask(exchange_like("gone", "topic", durable=True))
 
     await close_each(hosts)
-    assert (queue.answer, queue.difference) == (Answer.REFUSED, None)
-    assert (exchange.answer, exchange.difference) == (Answer.REFUSED, None)
+    assert (queue.answer, queue.difference) == (BrokerAnswer.REFUSED, None)
+    assert (exchange.answer, exchange.difference) == (BrokerAnswer.REFUSED, None)
     async with await aio_pika.connect(settings.broker.url.get_secret_value()) as connection:
         with pytest.raises(ChannelNotFoundEntity):
             await (await connection.channel()).declare_queue("gone", passive=True)
@@ -117,7 +117,7 @@ async def test_what_goes_away_before_it_is_compared_is_not_made(settings: Settin
 async def test_dead_letters_need_a_place(
     settings: Settings, listed: dict[str, Any], bindings: tuple[Binding, ...], expected: Verdict, words: str
 ) -> None:
-    (finding,) = await told(listing(settings, bindings, **listed), "dead_letter")
+    (finding,) = await findings_of(listing(settings, bindings, **listed), "dead_letter")
 
     assert finding.verdict is expected
     assert words in finding.words
@@ -126,7 +126,7 @@ async def test_dead_letters_need_a_place(
 async def test_a_dead_letter_exchange_has_to_be_there(settings: Settings) -> None:
     of_dead_letters = [
         finding
-        for finding in await told(listing(settings, dead_letter_exchange="dead"), "exchange")
+        for finding in await findings_of(listing(settings, dead_letter_exchange="dead"), "exchange")
         if "exchange dead" in finding.words
     ]
 
@@ -134,15 +134,15 @@ async def test_a_dead_letter_exchange_has_to_be_there(settings: Settings) -> Non
 
 
 async def test_a_delivery_limit_that_is_not_listed_is_the_policy_s(settings: Settings) -> None:
-    (version,) = await told(settings, "version")
-    (finding,) = await told(listing(settings), "delivery_limit")
+    (version,) = await findings_of(settings, "version")
+    (finding,) = await findings_of(listing(settings), "delivery_limit")
 
     if "RabbitMQ 4" in version.words:
         assert (finding.verdict, "after 20 deliveries" in finding.words) == (Verdict.WARNING, True)
     else:
         assert (finding.verdict, "RabbitMQ 3 has no limit" in finding.words) == (Verdict.SKIPPED, True)
-    assert await told(listing(settings, delivery_limit=5), "delivery_limit") == []
-    assert await told(listing(settings, type=QueueType.CLASSIC), "delivery_limit") == []
+    assert await findings_of(listing(settings, delivery_limit=5), "delivery_limit") == []
+    assert await findings_of(listing(settings, type=QueueType.CLASSIC), "delivery_limit") == []
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ async def test_a_delivery_limit_that_is_not_listed_is_the_policy_s(settings: Set
 async def test_a_queue_is_bounded_without_losing_anything(
     settings: Settings, listed: dict[str, Any], expected: Verdict, words: str
 ) -> None:
-    (finding,) = await told(listing(settings, **listed), "growth")
+    (finding,) = await findings_of(listing(settings, **listed), "growth")
 
     assert finding.verdict is expected
     assert words in finding.words
@@ -171,7 +171,7 @@ async def test_a_full_queue_that_refuses_is_named(settings: Settings, channel: A
     for _ in range(2):
         await channel.default_exchange.publish(aio_pika.Message(b"x"), queue.name)
 
-    (finding,) = await told(listed, "growth")
+    (finding,) = await findings_of(listed, "growth")
 
     assert finding.verdict is Verdict.WARNING
     assert f"queue {queue.name}" in finding.words

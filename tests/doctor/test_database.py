@@ -10,7 +10,7 @@ import pytest
 from relay.config.settings import HttpSettings, Settings
 from relay.operate import holders
 from relay.operate.doctor import database as part
-from relay.operate.doctor import server, vacuum
+from relay.operate.doctor import server
 from relay.operate.doctor.finding import Finding
 from relay.operate.schema.migrate import migrate
 from tests.doctor.findings import FAILED, OK, SKIPPED, WARNING, at, look, operator, verdicts
@@ -190,7 +190,7 @@ def test_a_slot_that_nobody_reads(own: Settings) -> None:
 
 def test_dead_rows_that_nobody_clears_away(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts(settings, "database.vacuum") == [OK]
-    monkeypatch.setattr(vacuum, "VACUUMED_WITHIN", -1.0)  # autovacuum may come by, and finds them held
+    monkeypatch.setattr(server, "VACUUMED_WITHIN", -1.0)  # autovacuum may come by, and finds them held
 
     with operator(settings) as holder, operator(settings) as connection, holder.transaction():
         holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -216,7 +216,7 @@ def test_autovacuum_that_is_off(settings: Settings, own: Settings) -> None:
 def test_old_transaction_ids(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts(settings, "database.transaction_ids") == [OK]
 
-    monkeypatch.setattr(vacuum, "OLD_TRANSACTION_IDS", 1)
+    monkeypatch.setattr(server, "OLD_TRANSACTION_IDS", 1)
 
     assert verdicts(settings, "database.transaction_ids") == [WARNING]
 

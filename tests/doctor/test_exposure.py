@@ -7,8 +7,8 @@ from pydantic import SecretStr
 
 from relay.config.loading import load
 from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
-from relay.operate.doctor.exposure import exposure
 from relay.operate.doctor.finding import Finding
+from relay.operate.doctor.settings import exposure
 from tests.doctor.findings import OK, SKIPPED, WARNING
 from tests.support.pipes import piped
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import Settings
-from relay.operate.doctor.foreign import FUNCTIONS, TABLES, TRIGGERS
+from relay.operate.doctor.rights import FUNCTIONS, TABLES, TRIGGERS
 from relay.operate.holders import foreign_locks
 from relay.operate.status import read_status
 from tests.doctor.findings import OK, WARNING, look, operator

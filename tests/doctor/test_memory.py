@@ -5,8 +5,8 @@ from structlog.testing import capture_logs
 
 from relay.config.settings import RelaySettings, Settings
 from relay.engine.node import Node
-from relay.operate.doctor import start
-from relay.operate.doctor.memory import memory
+from relay.operate.doctor import run
+from relay.operate.doctor.settings import memory
 from relay.runtime.memory import MIB, Limit, largest_within, window_within
 from tests.doctor.findings import OK, WARNING
 
@@ -40,7 +40,7 @@ async def test_it_is_told_at_the_start_before_there_is_a_database(settings: Sett
     huge = settings.model_copy(update={"relay": RelaySettings(max_window_bytes=1 << 50)})
 
     with capture_logs() as events:
-        async with start.warning(huge, Node(huge)):
+        async with run.warning(huge, Node(huge)):
             told = [event["check"] for event in events if event["event"] == "doctor.warning"]
 
     assert told == ["settings.memory"]

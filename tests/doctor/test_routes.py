@@ -4,7 +4,7 @@ import pytest
 
 from relay.config.settings import Route, Settings
 from relay.operate.doctor.finding import Verdict
-from relay.operate.doctor.routes import routes
+from relay.operate.doctor.settings import routes
 
 LONG = "e" * 120
 

@@ -10,7 +10,7 @@ from structlog.typing import EventDict
 
 from relay.config.settings import Settings
 from relay.engine.node import Node
-from relay.operate.doctor import start
+from relay.operate.doctor import run
 from relay.operate.doctor.finding import Verdict
 from tests.doctor.findings import look, operator
 from tests.support.eventually import eventually
@@ -18,7 +18,7 @@ from tests.support.eventually import eventually
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EventDict]]:
-    monkeypatch.setattr(start, "LOOK_INTERVAL", 0.02)
+    monkeypatch.setattr(run, "READY_POLL", 0.02)
     with capture_logs() as events:
         yield events
 
@@ -30,7 +30,7 @@ def is_looking() -> bool:
 async def warned(settings: Settings, logged: list[EventDict]) -> dict[str, str]:
     """Run a node until it has been looked at; give what was said, by check."""
     node = Node(settings)
-    async with start.warning(settings, node), asyncio.TaskGroup() as tasks:
+    async with run.warning(settings, node), asyncio.TaskGroup() as tasks:
         tasks.create_task(node.run())
         await eventually(lambda: not is_looking(), "the database was looked at", 60)
         node.start_draining()
@@ -48,14 +48,14 @@ async def test_it_tells_the_warnings_of_the_checklist_once_it_is_ready(
     told = await warned(settings, logged)
 
     assert told["database.vacuum"].startswith("autovacuum is off for this table;")
-    assert told.keys() <= {*start.AT_START, "database.host", "database.primary"}
+    assert told.keys() <= {*run.AT_START, "database.host", "database.primary"}
 
 
 async def test_it_is_silent_about_what_is_fine(settings: Settings, logged: list[EventDict]) -> None:
     told = await warned(settings, logged)
 
     assert "database.vacuum" not in told
-    for check in start.AT_START:
+    for check in run.AT_START:
         found = await asyncio.to_thread(look, settings, check)
         bad = [each for each in found if each.verdict in {Verdict.WARNING, Verdict.FAILED}]
         assert (check in told) is bool(bad)
@@ -64,7 +64,7 @@ async def test_it_is_silent_about_what_is_fine(settings: Settings, logged: list[
 async def test_a_relay_that_ends_before_it_is_ready_looks_at_nothing(
     settings: Settings, logged: list[EventDict]
 ) -> None:
-    async with start.warning(settings, Node(settings)):
+    async with run.warning(settings, Node(settings)):
         assert is_looking()
     await eventually(lambda: not is_looking(), "the thread has ended")
 

@@ -7,6 +7,7 @@ from typing import Any
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
+from psycopg.sql import SQL
 
 from relay.config.settings import DatabaseSettings, RelaySettings, Route, Settings, Unroutable
 from relay.engine.nodes.lanes import lock_lanes
@@ -16,9 +17,11 @@ from relay.engine.row import ROWS_PER_MOVE, Address, Place, Row
 from relay.engine.send.routes import Router
 from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
+from relay.engine.settle import quarantine_table
 from relay.engine.settle.quarantine import PROBES_AT_A_TIME, Quarantine
-from relay.engine.settle.quarantine_table import Entry, QuarantineTable
+from relay.engine.settle.quarantine_table import SET_ASIDE_BEHIND, Entry, QuarantineTable
 from relay.jobs.job import Job
+from relay.operate.messages.whereabouts import whereabouts
 from relay.operate.parked.change import run_rows
 from relay.operate.routes.discard import order_discard
 from relay.operate.routes.quarantine import Changed, list_routes, probe, reroute
@@ -172,9 +175,19 @@ async def test_a_route_may_have_been_left_and_entered_again_by_others(
         assert await outbox.ids("pending") == [row]  # to be tried
 
 
+@pytest.mark.parametrize("words", ["waits behind message ", "comes after "])
 async def test_an_operator_sends_the_rows_elsewhere_while_the_relay_runs(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, database: DatabaseSettings
+    outbox: Outbox,
+    channel: AbstractChannel,
+    queue: Reader,
+    run_node: RunNode,
+    database: DatabaseSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
 ) -> None:
+    """A row that only waits behind another keeps its address, whatever the words are that say so."""
+    reworded = SET_ASIDE_BEHIND.as_string().replace("waits behind message ", words)
+    monkeypatch.setattr(quarantine_table, "SET_ASIDE_BEHIND", SQL(reworded))
     elsewhere = Reader(channel, await channel.declare_queue("elsewhere", durable=True))
     lost, behind = [], []
     for turn in range(3):
@@ -184,6 +197,9 @@ async def test_an_operator_sends_the_rows_elsewhere_while_the_relay_runs(
     def send_elsewhere() -> Changed:
         with session(database) as connection:
             (route,) = list_routes(connection, "outbox")
+            assert route.behind == len(behind)
+            where = whereabouts(connection, "outbox", behind)
+            assert all(f"quarantined in route {route.id} behind " in where[row] for row in behind)
             to = {"exchange": "", "routing_key": "elsewhere"}
             return reroute(connection, "outbox", route, [], **to, by="ada", why="it is gone")
 

@@ -10,7 +10,8 @@ from relay.engine.row import Outcome, Settled
 from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Delivered
-from relay.runtime.health import TOLD_REASONS, Health
+from relay.runtime.health import LOGGED_REASONS, Health
+from relay.runtime.hindrance import Hindrance
 from tests.engine.follower import IN_ORDER
 from tests.engine.recording_wire import RecordingWire
 from tests.engine.rows import rows
@@ -163,7 +164,7 @@ async def test_a_session_that_waits_for_its_name_answers_and_writes_nothing() ->
 async def test_a_queue_that_takes_nothing_is_a_reason_to_look_and_none_to_be_unready() -> None:
     health = Health()
 
-    health.degrade("queues", "no quorum")
+    health.degrade("queues", Hindrance("no quorum"))
 
     assert (health.state, health.reasons, health.hindrances) == ("degraded", ["queues: no quorum"], {})
 
@@ -172,7 +173,7 @@ async def test_a_reason_that_changes_all_the_time_fills_no_memory() -> None:
     health = Health()
 
     for port in range(10_000):
-        health.degrade("broker", f"port {port} is closed")
+        health.degrade("broker", Hindrance(f"port {port} is closed"))
 
-    assert len(health._told["broker"]) == TOLD_REASONS
+    assert len(health._logged["broker"]) == LOGGED_REASONS
     assert health.reasons == ["broker: port 9999 is closed"]

@@ -24,9 +24,9 @@ __all__ = ["inbox", "queue", "table"]
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hindrances, "STALL_LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(hindrances, "STALL_LOOK", 0.05)
     monkeypatch.setattr(startup, "ASK_INTERVAL", 0.1)
-    monkeypatch.setattr(held_messages, "LOOK_INTERVAL", 0.1)
+    monkeypatch.setattr(held_messages, "LEFT_BEHIND_LOOK", 0.1)
 
 
 async def assert_unready_while_refused(site: Site, proxy: FaultProxy, reason: str) -> None:
@@ -226,7 +226,7 @@ async def test_a_long_idle_is_fine(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was settled last was settled long ago, several times `stall_after`."""
-    monkeypatch.setattr(hindrances, "STALL_LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(hindrances, "STALL_LOOK", 0.01)
     looks = 0
     await queue.send(1)
     consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=WorkPolicy(stall_after=0.2))

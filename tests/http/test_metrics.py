@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from relay import __version__
 from relay.config.settings import DatabaseSettings, RelaySettings, Settings
-from relay.consume.classify import Reason
+from relay.consume.classify import FailureReason
 from relay.engine.row import Outcome
 from relay.operate.batches import IS_UNFINISHED, number_of
 from relay.operate.status import BY_INDEX
@@ -326,7 +326,7 @@ def test_every_value_of_reason_is_documented() -> None:
 
     assert told == {
         "outbox_publish_failures_total": set(Outcome) - {Outcome.CONFIRMED},
-        "outbox_consumer_dead_letters_total": set(Reason),
+        "outbox_consumer_dead_letters_total": set(FailureReason),
         "ends": {broker.LOST, broker.SILENT, broker.OTHER},
         "broker": broker.ENDS,
         "database": database.LOSSES,

@@ -1,6 +1,10 @@
 """`/readyz` is truthful when a peer falls silent, which no connection reports."""
 
+import pytest
+
 from relay.config.settings import Settings
+from relay.errors import PublicReason
+from relay.runtime.hindrance import Hindrance
 from tests.http.conftest import RunSite
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
@@ -29,7 +33,18 @@ async def test_a_silent_broker_makes_it_unready_while_rows_wait(
         await eventually(lambda: told(rows) == "ok", "the node's row says so")
 
 
+@pytest.fixture(params=["as it is", "in other words"])
+def words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each reason that is made meanwhile have these words, and the same public reason."""
+    if request.param != "as it is":
+        made = Hindrance.__new__
+        reworded = staticmethod(lambda cls, _, public=PublicReason.UNNAMED: made(cls, request.param, public))
+        monkeypatch.setattr(Hindrance, "__new__", reworded)
+
+
+@pytest.mark.usefixtures("words")
 async def test_a_silent_broker_makes_it_unready_also_without_a_row(settings: Settings, run_site: RunSite) -> None:
+    """The words of the reasons change nothing of what a probe shows."""
     async with (
         proxied(settings.broker, heartbeat=1) as (proxy, far),
         run_site(settings.model_copy(update={"broker": far})) as site,

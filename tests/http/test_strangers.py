@@ -1,14 +1,17 @@
 """Clients that are slow, rude or many: probes are answered meanwhile, and the relay keeps what it works with."""
 
 import asyncio
+import errno
 import os
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 
 import psycopg
 import pytest
+from aiormq.exceptions import AMQPConnectionError, ConnectionClosed, ProbableAuthenticationError
 from hypothesis import given
 from hypothesis import settings as trying
 from hypothesis import strategies as st
@@ -16,9 +19,12 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from structlog.testing import capture_logs
 
 from relay.config.settings import Settings
+from relay.errors import PublicReason
 from relay.probes import server
-from relay.probes.kinds import KINDS, OTHER, kind_of
 from relay.probes.server import answering, read_request
+from relay.runtime.hindrance import Hindrance
+from relay.servers.postgres import database
+from relay.servers.rabbitmq import connection as broker
 from tests.http.conftest import RelayProcess, StartRelay
 from tests.http.site import Site
 from tests.support.eventually import eventually
@@ -36,9 +42,9 @@ class Quiet:
 
     def __init__(self, samples: int = 1) -> None:
         self.samples = samples
-        self.reasons: dict[str, str] = {}
+        self.reasons: dict[str, Hindrance] = {}
 
-    def hindrances(self, _query: str) -> dict[str, str]:
+    def hindrances(self, _query: str) -> dict[str, Hindrance]:
         return self.reasons
 
     async def look(self) -> "Quiet":
@@ -311,16 +317,20 @@ async def test_few_file_descriptors_are_told_and_left_to_the_relay(monkeypatch: 
     assert "http.few_descriptors" in [event["event"] for event in told]
 
 
-async def test_readiness_tells_strangers_the_parts_and_kinds_alone() -> None:
+async def test_readiness_shows_strangers_the_parts_and_public_reasons_alone() -> None:
     subject = Quiet()
+    refused = ConnectionRefusedError(111, "Connect call failed ('10.0.0.7', 5671)")
+    forbidden = psycopg.OperationalError(
+        'connection to server at "db.bank.internal" (10.0.0.8), port 5432 failed: FATAL:  password'
+        ' authentication failed for user "payments"'
+    )
     subject.reasons = {
-        "broker": 'broker.bank.internal:5671 (10.0.0.7): Connect call failed ("10.0.0.7", 5671)',
-        "database": 'connection to server at "db.bank.internal" (10.0.0.8), port 5432 failed: FATAL:  password'
-        ' authentication failed for user "payments"',
-        "overload": "paused for 3 s: Overload: 429 from secret.example",
-        "lanes": "another relay has the name node-of-bank: relay.node must be one of a kind",
-        "delivery": "nothing has settled for 6 s, messages that wait: 77",
-        "pool": "whatever",
+        "broker": broker.hindrance_of(refused),
+        "database": database.hindrance_of(forbidden),
+        "overload": Hindrance("paused for 3 s: Overload: 429 from secret.example", "paused for 3 s"),
+        "lanes": Hindrance("another relay has the name node-of-bank", PublicReason.NAMESAKE),
+        "delivery": Hindrance.plain("nothing has settled for 6 s"),
+        "pool": Hindrance("whatever"),
     }
     async with serving(subject) as site:
         answer = await site.get("/readyz")
@@ -332,15 +342,59 @@ async def test_readiness_tells_strangers_the_parts_and_kinds_alone() -> None:
         "delivery: nothing has settled for 6 s",
         "lanes: another relay has its name",
         "overload: paused for 3 s",
-        f"pool: {OTHER}",
+        f"pool: {PublicReason.UNNAMED}",
     ]
 
 
 @given(st.text(max_size=60), st.sampled_from(["connection refused", "timeout expired", "read-only", "SSL error"]))
-def test_no_words_of_others_get_into_a_kind(words: str, known: str) -> None:
+def test_no_words_of_others_get_into_a_public_reason(words: str, known: str) -> None:
     for reason in (words, f"{words} {known} {words}"):
-        kind = kind_of(reason)
-        assert kind == OTHER or any(kind == short or pattern.fullmatch(kind) for pattern, short in KINDS)
+        errors = psycopg.OperationalError(reason), psycopg.errors.AdminShutdown(reason), psycopg.DataError(reason)
+        assert all(database.public_reason(error) in set(PublicReason) for error in errors)
+        ends = ConnectionClosed(320, reason), AMQPConnectionError(reason), OSError(113, reason), TimeoutError(reason)
+        assert all(broker.public_reason(end) in set(PublicReason) for end in ends)
+
+
+@pytest.mark.parametrize(
+    ("error", "public"),
+    [
+        (ConnectionResetError(), PublicReason.CONNECTION_RESET),
+        (socket.gaierror(-2, "Name or service not known"), PublicReason.UNNAMED),  # `hosts.addresses` names it
+        (OSError(errno.EHOSTUNREACH, "Connect call failed"), PublicReason.NO_ROUTE),
+        (ssl.SSLCertVerificationError("unknown authority"), PublicReason.TLS_FAILED),
+        (ProbableAuthenticationError("Login was refused"), PublicReason.ACCESS_REFUSED),
+        (ConnectionClosed(530, "NOT_ALLOWED - access to vhost"), PublicReason.ACCESS_REFUSED),
+        (ConnectionClosed(320, "CONNECTION_FORCED - bye"), PublicReason.SESSION_ENDED),
+        (ConnectionClosed(541, "INTERNAL_ERROR"), PublicReason.UNNAMED),
+        (TimeoutError(), PublicReason.UNNAMED),
+        (
+            broker.BrokerSilentError("open a channel: no answer within 5 s", "no answer within 5 s"),
+            "no answer within 5 s",
+        ),
+    ],
+)
+def test_the_type_of_a_broker_s_error_decides_what_strangers_may_know(error: BaseException, public: str) -> None:
+    assert broker.public_reason(error) == public
+    wrapped = AMQPConnectionError("as the library says it")
+    wrapped.__cause__ = error
+    assert broker.public_reason(wrapped) == public
+
+
+@pytest.mark.parametrize(
+    ("error", "public"),
+    [
+        (psycopg.errors.AdminShutdown("in any language"), PublicReason.SESSION_ENDED),
+        (psycopg.errors.LockNotAvailable("in any language"), PublicReason.LOCK_TIMEOUT),
+        (psycopg.errors.DiskFull("in any language"), PublicReason.NO_SPACE),
+        (psycopg.errors.ReadOnlySqlTransaction("in any language"), PublicReason.READ_ONLY),
+        (psycopg.errors.InsufficientPrivilege("in any language"), PublicReason.ACCESS_REFUSED),
+        (psycopg.errors.CheckViolation("connection refused"), PublicReason.UNNAMED),
+        (psycopg.OperationalError("FATAL:  sorry, too many clients already"), PublicReason.TOO_MANY_CONNECTIONS),
+        (psycopg.OperationalError("could not translate host name"), PublicReason.NAME_NOT_RESOLVED),
+    ],
+)
+def test_the_sqlstate_decides_what_strangers_may_know_of_a_statement(error: psycopg.Error, public: str) -> None:
+    assert database.public_reason(error) == public
 
 
 def is_dropped(client: socket.socket) -> bool:

@@ -143,7 +143,7 @@ def test_a_wait_that_ends_at_its_own_limit_is_not_cancelled_as_well(
     empty_database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looked at all the time, some of the tries are seen waiting in the moment in which their limit ends them."""
-    monkeypatch.setattr(lock_wait, "LOOK_INTERVAL", 0)
+    monkeypatch.setattr(lock_wait, "HOLDERS_LOOK", 0)
     with psycopg.connect(url_of(empty_database), autocommit=True) as other:
         other.execute("SELECT pg_advisory_lock(hashtextextended('outbox.migrate', 0))")
 
@@ -155,7 +155,7 @@ def test_a_try_that_gives_way_too_late_does_not_take_the_next_one_with_it(
     empty_database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second wait of a try ends at its own limit while the looking session still sends the cancel."""
-    monkeypatch.setattr(lock_wait, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(lock_wait, "HOLDERS_LOOK", 0.01)
     monkeypatch.setattr(lock_wait, "GIVE_WAY", f"{lock_wait.GIVE_WAY} FROM pg_sleep(1)")
     tries: list[bool] = []
     with (

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.reconcile.inbox import FLAG, Inbox
+from relay.operate.reconcile.inbox import FLAG, InboxReader
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import Report
 from relay.operate.reconcile.run import Question, Show, reconcile
@@ -87,7 +87,7 @@ class Ends:
         outbox, inbox = self._databases
         with (
             session(outbox) as connection,
-            Inbox.open(inbox, timeout=60, url=FLAG) as opened,
+            InboxReader.open(inbox, timeout=60, url=FLAG) as opened,
         ):
             moment: datetime = now(connection)
             interval = Interval(moment - since, moment - until, moment, grace)

@@ -7,7 +7,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from relay.errors import NotFoundError
-from relay.operate.messages.whereabouts import Missing
+from relay.operate.messages.whereabouts import WhyMissing
 from relay.operate.parked.change import Done
 from relay.operate.parked.read import Selection, list_parked, show_parked
 from tests.operate.rows import Rows
@@ -33,7 +33,7 @@ def test_a_held_row_is_not_chosen_by_name_nor_by_filter(rows: Rows, connection: 
 
     assert by_name.chosen == by_filter.chosen == 0
     assert sorted(by_name.not_found) == [
-        f"10000 is not parked: {Missing.UNKNOWN}",
+        f"10000 is not parked: {WhyMissing.UNKNOWN}",
         f"{follower} is held behind {head}: choose that one",
     ]
     assert rows.states()[follower] == ("parked", head)
@@ -72,7 +72,7 @@ def test_a_message_id_selects(rows: Rows, connection: psycopg.Connection) -> Non
 
     done = retry(connection, "outbox", Selection(message_ids=[message_id, missing]))
 
-    assert done == Done(1, 0, [f"{missing} is not parked: {Missing.UNKNOWN}"])
+    assert done == Done(1, 0, [f"{missing} is not parked: {WhyMissing.UNKNOWN}"])
     assert show_error(connection, row) == f"{row} is not parked: it is pending"
 
 

@@ -17,9 +17,9 @@ from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.wire import Wire
 from relay.errors import NotAcceptedError
 from relay.publisher import delivery_path as module
-from relay.publisher.buffer import Buffer, Left
+from relay.publisher.buffer import Buffer, BufferedRows
 from relay.publisher.delivery_path import DeliveryPath
-from relay.publisher.entry import Entry
+from relay.publisher.entry import Unaccepted
 from relay.runtime.health import Health
 from tests.publisher.events import measured
 
@@ -51,19 +51,19 @@ class BrokerAndTable:
     rows: list[Row] = field(default_factory=list)
     sent: int = 0  # of these rows: they have arrived, and are not yet marked
     in_flight: list[Row] = field(default_factory=list)
-    writes: list[tuple[Sequence[Entry], asyncio.Future[bool]]] = field(default_factory=list)
+    writes: list[tuple[Sequence[Unaccepted], asyncio.Future[bool]]] = field(default_factory=list)
 
     publisher = None
 
-    async def write(self, entries: Sequence[Entry]) -> None:
+    async def write(self, entries: Sequence[Unaccepted]) -> None:
         committed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.writes.append((entries, committed))
         if not await committed:
             raise NotAcceptedError("no")
 
-    async def left(self) -> Left:
+    async def left(self) -> BufferedRows:
         await asyncio.sleep(0)
-        return Left(len(self.rows), 0)
+        return BufferedRows(len(self.rows), 0)
 
     def send(self, rows: Iterable[Row], _redelivered: set[int]) -> None:
         self.in_flight += rows
@@ -101,7 +101,7 @@ class BrokerAndTable:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pause in ("LOOK_INTERVAL", "LOOK_SHARE", "HOLD_LOOK"):
+    for pause in ("BUFFER_LOOK", "LOOK_SHARE", "HOLD_LOOK"):
         monkeypatch.setattr(module, pause, 0)
 
 
@@ -117,13 +117,13 @@ async def check(steps: Steps) -> None:
     path = DeliveryPath(cast("Buffer", ends), Health(), 30.0)
     tasks = [asyncio.create_task(path.write()), asyncio.create_task(path.watch())]
     path.direct.attach(wire)
-    entries: list[Entry] = []
+    entries: list[Unaccepted] = []
     number = sum(step is PathStep.PUBLISH for step, *_ in steps)
     rest = [(step, 0, True) for step in REST * (number + 1)]
     for step, which, is_well in [*steps, (PathStep.CONNECT, 0, True), *rest]:
         match step:
             case PathStep.PUBLISH:
-                entries.append(Entry.of(measured(len(entries), ("a", "b", None)[which]), 1000))
+                entries.append(Unaccepted.of(measured(len(entries), ("a", "b", None)[which]), 1000))
                 path.enter(entries[-1])
             case PathStep.SETTLE:
                 ends.settle(path, which, confirm=is_well)

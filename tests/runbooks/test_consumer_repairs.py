@@ -8,7 +8,7 @@ import pytest
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Overload, WorkPolicy
-from relay.consume.classify import Reason
+from relay.consume.classify import FailureReason
 from relay.operate.sent.selection import Selection
 from relay.operate.sent.serve import order_replay
 from relay.operate.session import session
@@ -99,12 +99,14 @@ async def test_a_consumer_goes_on_when_the_overload_is_over(
 @pytest.mark.parametrize(
     ("alert", "reason"),
     [
-        ("OutboxConsumerDeadLetters", Reason.PERMANENT),
-        ("OutboxConsumerRetriesExhausted", Reason.EXHAUSTED),
-        ("OutboxConsumerPoisoned", Reason.POISONED),
+        ("OutboxConsumerDeadLetters", FailureReason.PERMANENT),
+        ("OutboxConsumerRetriesExhausted", FailureReason.EXHAUSTED),
+        ("OutboxConsumerPoisoned", FailureReason.POISONED),
     ],
 )
-async def test_dead_letters_are_tried_again(alert: str, reason: Reason, operator: Operator, letters: Letters) -> None:
+async def test_dead_letters_are_tried_again(
+    alert: str, reason: FailureReason, operator: Operator, letters: Letters
+) -> None:
     await letters.put(7, reason=reason)
 
     await operator.repair(alert, QUEUE=QUEUE)

@@ -1,11 +1,11 @@
 """What each kind of authentication needs before the console listens."""
 
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from relay.config.settings import Authentication, ConsoleSettings
 from relay.console.access.passwords import PasswordFile
 from relay.errors import ConfigurationError
+from relay.runtime.listen import is_loopback
 
 GROUPS = ("viewer_groups", "operator_groups", "owner_groups")
 
@@ -19,14 +19,6 @@ def check_access(console: ConsoleSettings) -> None:
     problems = [*_exposure(console), *_authentication(console)]
     if problems:
         raise ConfigurationError("\n".join(problems))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach the address."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _exposure(console: ConsoleSettings) -> list[str]:

@@ -15,7 +15,7 @@ from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Rea
 from relay.console.given import Alone, Configured, Owner, Viewer, compare_with_inbox
 from relay.errors import UsageError
 from relay.operate.definitions import definitions
-from relay.operate.reconcile.ask import Asked
+from relay.operate.reconcile.ask import ReconcileRequest
 from relay.operate.reconcile.report import Report
 from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
 from relay.retention.day import Fate, OldDay
@@ -110,7 +110,7 @@ def apply(settings: Configured, once: Once, who: Owner, _alone: Alone, _: Apply)
 @router.get("/reconcile", tags=["reconcile"])
 def reconcile(settings: Configured, _: Viewer, _alone: Alone, asked: Annotated[Reconcile, Query()]) -> Report:
     """Compare what was sent with what consumers have applied, whose inbox is here or at console.inbox_url."""
-    question = Asked(
+    question = ReconcileRequest(
         since=asked.since,
         until=asked.until,
         message_ids=asked.message_ids,

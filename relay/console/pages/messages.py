@@ -18,7 +18,7 @@ from relay.console.site import site_of
 from relay.console.templates import page
 from relay.errors import OutboxError, UsageError
 from relay.operate.messages.look import Place, Search, State, row_id, search
-from relay.operate.messages.message import Audited, Message, read_audit, read_message, read_outcome, reveal_message
+from relay.operate.messages.message import Audited, FoundMessage, read_audit, read_message, read_outcome, reveal_message
 from relay.runtime.scrub import scrub
 
 router = APIRouter()
@@ -131,14 +131,14 @@ def reveal(
     )  # fmt: skip
 
 
-def _steps(request: Request, message: Message, audited: Sequence[Audited]) -> list[Step]:
+def _steps(request: Request, message: FoundMessage, audited: Sequence[Audited]) -> list[Step]:
     """Return the way of a message: row, broker, inbox, dead letter."""
     steps = [*_of_outbox(message), *_of_consumers(request, message)]
     steps += [Step("warning", f"{each.command}, by {each.by}", each.at, each.why or "") for each in audited]
     return sorted(steps, key=lambda step: (step.at is None, step.at or message.created_at))
 
 
-def _of_outbox(message: Message) -> list[Step]:
+def _of_outbox(message: FoundMessage) -> list[Step]:
     steps = [Step("ok", f"written into lane {message.lane}", message.created_at, message.writer or "")]
     match message.state:
         case State.PENDING:
@@ -157,7 +157,7 @@ def _of_outbox(message: Message) -> list[Step]:
     return steps
 
 
-def _of_consumers(request: Request, message: Message) -> list[Step]:
+def _of_consumers(request: Request, message: FoundMessage) -> list[Step]:
     site = site_of(request)
     steps = [
         Step("failed", f"in {look.queue}, when it was looked at", look.at, group.cause)

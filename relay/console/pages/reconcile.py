@@ -11,7 +11,7 @@ from relay.console.given import Alone, Configured, Viewer, compare_with_inbox
 from relay.console.pages.replay import Wanted
 from relay.console.templates import page
 from relay.errors import UsageError
-from relay.operate.reconcile.ask import Asked
+from relay.operate.reconcile.ask import ReconcileRequest
 from relay.operate.reconcile.report import Report
 
 router = APIRouter()
@@ -26,7 +26,7 @@ def reconcile(
     """Show the form; with its first moment also what was found."""
     words, report = "", None
     if wanted.since:
-        question = Asked(
+        question = ReconcileRequest(
             since=wanted.since,
             until=wanted.until or None,
             aggregate_type=wanted.type or None,

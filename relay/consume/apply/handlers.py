@@ -75,7 +75,7 @@ def on(*event_types: str, version: str | int | None = None, batch: bool = False)
 
 Decode = Callable[[Message], Message[Any]]
 
-FAULTS_TOLD = 3
+FAULTS_NAMED = 3
 
 
 def read_decode(function: Callable[..., Any], name: str, *, takes_batch: bool) -> Decode | None:
@@ -130,13 +130,13 @@ def _decode(adapter: TypeAdapter[Any], message: Message) -> Message[Any]:
         # Only places and kinds: the messages of pydantic and of validators repeat values of the payload.
         places = [(each["loc"], each["type"]) for each in error.errors(include_url=False, include_input=False)]
         faults = [f"{'.'.join(map(str, loc)) or 'body'}: {kind}" for loc, kind in places]
-        raise InvalidPayloadError(message.type, message.message_id, _told(faults)) from None
+        raise InvalidPayloadError(message.type, message.message_id, _in_words(faults)) from None
     return replace(message, payload=payload)
 
 
-def _told(faults: list[str]) -> str:
-    more = len(faults) - FAULTS_TOLD
-    return ", ".join([*faults[:FAULTS_TOLD], *([f"and {more} more"] if more > 0 else [])])
+def _in_words(faults: list[str]) -> str:
+    more = len(faults) - FAULTS_NAMED
+    return ", ".join([*faults[:FAULTS_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.hindrances import Outages
 from relay.errors import DatabaseUnavailableError, SchemaError
 from relay.runtime.backoff import Stopping
-from relay.servers.postgres.database import one_line
+from relay.servers.postgres.database import one_line, public_reason
 
 MISSING = """
     SELECT format('%%I.%%I', %(schema)s::text, name), string_agg(privilege, ', ' ORDER BY privilege)
@@ -65,7 +65,8 @@ class InboxSession:
         except psycopg.DataError:
             raise
         except (psycopg.Error, TimeoutError) as error:
-            raise DatabaseUnavailableError(one_line(error) or "no answer in time") from error
+            reason = one_line(error) or "no answer in time"
+            raise DatabaseUnavailableError(reason, public=public_reason(error)) from error
 
     async def insist(self, stopping: asyncio.Event, statement: Composed, *parameters: Parameters) -> Rows:
         """Call `run` until it succeeds. Raises Stopping: the statement may not have been done."""

@@ -22,7 +22,7 @@ from relay.consume.apply.inbox import Admission, Inbox
 from relay.consume.apply.sqlalchemy_engine import engine_of, refuse_inherited
 from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions
 from relay.errors import ConfigurationError, DatabaseUnavailableError
-from relay.servers.postgres.database import is_refusal, one_line
+from relay.servers.postgres.database import is_refusal, one_line, public_reason
 
 # A session's commit() releases a savepoint. Its rollback(), also the one after a failed flush, rolls back to it.
 IN_SAVEPOINT = "create_savepoint"
@@ -162,4 +162,5 @@ class AlchemyThread(ThreadTransactions):
 def _unavailable(error: Exception) -> DatabaseUnavailableError:
     cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
     is_refused = isinstance(cause, psycopg.Error) and is_refusal(cause)
-    return DatabaseUnavailableError(one_line(cause) or "no answer", is_refusal=is_refused)
+    words = one_line(cause) or "no answer"
+    return DatabaseUnavailableError(words, is_refusal=is_refused, public=public_reason(cause))

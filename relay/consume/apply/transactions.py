@@ -38,8 +38,8 @@ from relay.consume.apply.inbox import (
 from relay.consume.apply.partition_state import PartitionState
 from relay.consume.classify import Judge, first_line, name_of
 from relay.consume.counters import Counters
-from relay.consume.database_faults import Fault, cause_of, fault_of
-from relay.consume.hindrances import Entry, Outages, Overloaded
+from relay.consume.database_faults import DatabaseFault, cause_of, fault_of
+from relay.consume.hindrances import Outages, Overloaded, Stay
 from relay.consume.message import Delivery, Message
 from relay.consume.policies import FailureClass
 from relay.errors import (
@@ -52,7 +52,15 @@ from relay.errors import (
 )
 from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, Stopping, raise_if_set, wait_for_event
-from relay.servers.postgres.database import CANCEL_TIMEOUT, connect, connect_async, is_finished, one_line, unplug
+from relay.servers.postgres.database import (
+    CANCEL_TIMEOUT,
+    connect,
+    connect_async,
+    is_finished,
+    one_line,
+    public_reason,
+    unplug,
+)
 
 log = get_logger("relay.consume")
 
@@ -161,7 +169,7 @@ class ConnectionTransactions(Generic[Connection]):
         except psycopg.Error as error:
             if isinstance(error, errors.CheckViolation) and self._lacks_day(error):
                 raise
-            raise InboxUnavailableError(one_line(error)) from error
+            raise InboxUnavailableError(one_line(error), public=public_reason(error)) from error
 
 
 def _require_open(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
@@ -410,7 +418,7 @@ class Attempt:
     stopping: asyncio.Event
     state: PartitionState | None = None
 
-    async def apply(self, batch: Sequence[Delivery], entry: Entry) -> Applied | Overloaded:
+    async def apply(self, batch: Sequence[Delivery], entry: Stay) -> Applied | Overloaded:
         """Apply a batch in one transaction; repeat it after each error of the database that no message has caused.
 
         Raises:
@@ -429,7 +437,7 @@ class Attempt:
                     raise Stopping from None
                 except Exception as error:  # a handler may raise anything
                     is_outage, fault = self._is_outage(error), fault_of(error)
-                    if is_outage or fault is Fault.SESSION or isinstance(error, BY_HANDLER):
+                    if is_outage or fault is DatabaseFault.SESSION or isinstance(error, BY_HANDLER):
                         # A handler may have left settings in the session, or a statement that still runs.
                         await self.transactions.close()
                     if is_outage:
@@ -473,9 +481,9 @@ class Attempt:
 
     def _is_outage(self, error: Exception) -> bool:
         fault = fault_of(error)
-        if fault is Fault.DURATION or isinstance(error, BY_HANDLER):
+        if fault is DatabaseFault.DURATION or isinstance(error, BY_HANDLER):
             return False  # here, too, the session is lost, but the handler has caused that
-        return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or fault is Fault.OUTAGE
+        return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or fault is DatabaseFault.OUTAGE
 
     async def _wait_to_repeat(self, batch: Sequence[Delivery], error: Exception, repeats: int) -> None:
         """Wait until it is time for the next try, which does not count as an attempt. Raises Stopping."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from aiormq.abc import DeliveredMessage
 
-from relay.consume.classify import Failure, Reason
+from relay.consume.classify import Failure, FailureReason
 from relay.consume.counters import Counters
 from relay.consume.failed.copy_publisher import CopyPublisher, CopyRefusedError
 from relay.consume.failed.envelope import dead_letter, retry_copy
@@ -72,7 +72,7 @@ class Copies:
     under_way: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def put(self, delivery: Delivery, failure: Failure) -> None:
-        self.carry(delivery.delivered, failure, poisoned=delivery if failure.reason is Reason.POISONED else None)
+        self.carry(delivery.delivered, failure, poisoned=delivery if failure.reason is FailureReason.POISONED else None)
 
     async def put_behind(self, deliveries: Sequence[Delivery]) -> None:
         raise AssertionError(f"nothing is held, and these are not admitted: {deliveries}")

@@ -111,7 +111,9 @@ def history_of(delivered: DeliveredMessage) -> History:
 def retry_copy(delivered: DeliveredMessage, failure: Failure) -> Basic.Properties:
     """Return the properties of the copy for a retry queue; it comes back after `failure.wait`."""
     return _copy(
-        delivered, {ATTEMPTS: failure.attempts, **_told(delivered, failure)}, expiration=str(round(failure.wait * 1000))
+        delivered,
+        {ATTEMPTS: failure.attempts, **_headers_of(delivered, failure)},
+        expiration=str(round(failure.wait * 1000)),
     )
 
 
@@ -122,15 +124,15 @@ def dead_letter(delivered: DeliveredMessage, failure: Failure, consumer_name: st
         DEAD_ATTEMPTS: failure.attempts,
         CONSUMER: consumer_name,
         HOST: socket.gethostname(),
-        **_told(delivered, failure),
+        **_headers_of(delivered, failure),
     }
     return _copy(delivered, headers, expiration=None)
 
 
 def sent_back(delivered: DeliveredMessage) -> Basic.Properties:
     """Return the properties with which a dead letter goes back to its queue, without the headers of its failures."""
-    told = {name: value for name, value in given_up(delivered).items() if name not in OF_FAILURES}
-    return _copy(delivered, told, expiration=None)
+    added = {name: value for name, value in given_up(delivered).items() if name not in OF_FAILURES}
+    return _copy(delivered, added, expiration=None)
 
 
 def renewed(delivered: DeliveredMessage) -> Basic.Properties:
@@ -149,13 +151,13 @@ def given_up(delivered: DeliveredMessage) -> dict[str, str]:
         return {}
     last = deaths[0]
     time, keys = last.get("time"), last.get("routing-keys")
-    told = {
+    added = {
         DEAD_REASON: last.get("reason"),
         LAST_FAILURE: time.isoformat() if isinstance(time, datetime) else None,
         ORIGINAL_EXCHANGE: last.get("exchange"),
         ORIGINAL_ROUTING_KEY: keys[0] if isinstance(keys, list) and keys else None,
     }
-    return {name: str(value) for name, value in told.items() if value is not None and name not in headers}
+    return {name: str(value) for name, value in added.items() if value is not None and name not in headers}
 
 
 def pack(delivered: DeliveredMessage) -> bytes:
@@ -213,7 +215,7 @@ def _without(delivered: DeliveredMessage, names: frozenset[str]) -> DeliveredMes
     return replace(delivered, header=header)
 
 
-def _told(delivered: DeliveredMessage, failure: Failure) -> dict[str, Any]:
+def _headers_of(delivered: DeliveredMessage, failure: Failure) -> dict[str, Any]:
     return {
         FIRST_FAILURE: failure.first_failed_at.isoformat(timespec="milliseconds"),
         LAST_FAILURE: failure.failed_at.isoformat(timespec="milliseconds"),
@@ -226,7 +228,7 @@ def _told(delivered: DeliveredMessage, failure: Failure) -> dict[str, Any]:
 
 def _copy(
     delivered: DeliveredMessage,
-    told: Mapping[str, Any],
+    added: Mapping[str, Any],
     *,
     without: frozenset[str] = OF_FAILURES,
     expiration: str | None,
@@ -238,7 +240,9 @@ def _copy(
         if name not in THE_BROKERS and name not in without
     }
     # The broker would close the channel for a user_id that is not the user of the connection.
-    return _changed(properties, headers={**kept, **told}, expiration=expiration, user_id=None, delivery_mode=PERSISTENT)
+    return _changed(
+        properties, headers={**kept, **added}, expiration=expiration, user_id=None, delivery_mode=PERSISTENT
+    )
 
 
 def _changed(method: Changed, **changes: Any) -> Changed:

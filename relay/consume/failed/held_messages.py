@@ -8,7 +8,7 @@ from enum import Enum, auto
 from time import monotonic
 
 from relay.consume.apply.transactions import Attempt
-from relay.consume.classify import Failure, Judge, Reason, log_failure, poisoned
+from relay.consume.classify import Failure, FailureReason, Judge, log_failure, poisoned
 from relay.consume.failed.copies import ChannelContext, Copies, Offer
 from relay.consume.failed.held_table import Head, HeldTable, NoHead
 from relay.consume.failed.poison import SUSPECT_FROM
@@ -18,7 +18,7 @@ from relay.errors import DatabaseUnavailableError
 from relay.runtime.backoff import Stopping, wait_for_event
 
 TAKEN_INTERVAL = 0.1  # seconds between two looks while another process works on the message that is due
-LOOK_INTERVAL = 5.0  # seconds between two looks for messages that another process has left behind
+LEFT_BEHIND_LOOK = 5.0  # seconds between two looks for messages that another process has left behind
 
 
 class Work(Enum):
@@ -28,7 +28,7 @@ class Work(Enum):
     NONE_DUE = auto()
 
 
-class Held(Enum):
+class FailedAgain(Enum):
     """The result for a held message that failed again."""
 
     BURIED = auto()  # it is a dead letter, and the next message of its key is due
@@ -55,7 +55,7 @@ class HeldMessages:
         await self.table.put(delivery, failure, self.context.stopping)
         self._is_held([delivery])
         self._count(failure)
-        if failure.reason is Reason.POISONED:
+        if failure.reason is FailureReason.POISONED:
             await self.context.begun_attempts.forget(delivery.message.identity, self.context.stopping)
 
     async def put_behind(self, deliveries: Sequence[Delivery]) -> None:
@@ -71,7 +71,7 @@ class HeldMessages:
                 try:
                     if (now := monotonic()) >= look_at:
                         self.context.counters.held = await self.table.look_around()
-                        look_at = now + LOOK_INTERVAL
+                        look_at = now + LEFT_BEHIND_LOOK
                     self._wake.clear()
                     is_idle = await self._work_on_one() is Work.NONE_DUE
                     pause = min(await self._due_in(), look_at - monotonic()) if is_idle else 0.0
@@ -99,7 +99,7 @@ class HeldMessages:
     async def _due_in(self) -> float:
         due_in = await self.table.next_due()
         if due_in is None:
-            return LOOK_INTERVAL
+            return LEFT_BEHIND_LOOK
         return due_in if due_in > 0 else TAKEN_INTERVAL
 
     def _is_held(self, deliveries: Sequence[Delivery]) -> None:
@@ -138,7 +138,7 @@ class HeldMessages:
                         await self.let_go()
                         return Work.DONE
         self._must_be_alone = False
-        if failure is None or await self._put_off_or_bury(head, failure) is Held.BURIED:
+        if failure is None or await self._put_off_or_bury(head, failure) is FailedAgain.BURIED:
             self.context.counters.held -= 1
             await self.table.promote(head)
         self._claimed = None
@@ -158,16 +158,16 @@ class HeldMessages:
             return poisoned(head.unended, head.history)
         return head.dead or self.unfit_for(head.delivery)
 
-    async def _put_off_or_bury(self, head: Head, failure: Failure) -> Held:
+    async def _put_off_or_bury(self, head: Head, failure: Failure) -> FailedAgain:
         """Put the head off until its next attempt, or make it a dead letter after its last."""
         if failure.reason is None:
             await self.table.postpone(head, failure, failure.wait)
             self._count(failure)
-            return Held.WAITING
+            return FailedAgain.WAITING
         if await self.copies.offer(head.delivery.delivered, failure) is Offer.REFUSED:
             await self.table.postpone(head, failure, self.context.backoff.maximum)
-            return Held.WAITING
+            return FailedAgain.WAITING
         if await self.table.delete_unchanged(head):
-            return Held.BURIED
+            return FailedAgain.BURIED
         await self.table.release(head)
-        return Held.WAITING
+        return FailedAgain.WAITING

@@ -15,7 +15,7 @@ from uuid import UUID
 from relay.consume.apply.fence import NO_PARTITION, Fence
 from relay.consume.apply.inbox import Admission, Inbox
 from relay.consume.apply.inbox_session import InboxSession
-from relay.consume.classify import Failure, History, Reason, first_line, name_of
+from relay.consume.classify import Failure, FailureReason, History, first_line, name_of
 from relay.consume.failed.envelope import history_of, pack, unpack
 from relay.consume.message import Delivery, read_delivery
 from relay.logger import get_logger
@@ -220,7 +220,7 @@ class HeldTable:
 
     async def put(self, delivery: Delivery, failure: Failure, stopping: asyncio.Event) -> None:
         """Hold a message that failed. Raises Stopping: it may not be held."""
-        row = {**self._row(delivery), **_told(failure), "wait": timedelta(seconds=failure.wait)}
+        row = {**self._row(delivery), **_columns_of(failure), "wait": timedelta(seconds=failure.wait)}
         await self._session.insist(stopping, self._inbox.statement(PUT), row)
 
     async def put_behind(self, deliveries: Sequence[Delivery], stopping: asyncio.Event) -> None:
@@ -257,7 +257,7 @@ class HeldTable:
 
     async def postpone(self, head: Head, failure: Failure, wait: float) -> None:
         """Write down that an attempt has failed; the next one is in `wait` seconds."""
-        await self._run(POSTPONE, position=head.position, wait=timedelta(seconds=wait), **_told(failure))
+        await self._run(POSTPONE, position=head.position, wait=timedelta(seconds=wait), **_columns_of(failure))
 
     async def release(self, head: Head) -> None:
         """Give up the claim: the attempt has not taken place."""
@@ -325,7 +325,7 @@ class HeldTable:
                 failed_at=last,
                 exception=row.exception or "",
                 words=row.error or "",
-                reason=Reason(row.reason),
+                reason=FailureReason(row.reason),
             )
         return Head(
             position=row.position,
@@ -337,7 +337,7 @@ class HeldTable:
         )
 
 
-def _told(failure: Failure) -> dict[str, Any]:
+def _columns_of(failure: Failure) -> dict[str, Any]:
     return {
         "attempts": failure.attempts,
         "first_failed_at": failure.first_failed_at,

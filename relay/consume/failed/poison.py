@@ -54,11 +54,11 @@ class BegunAttempts:
         """Return for each message how many attempts did not end. Raises Stopping."""
         new = [message_id for message_id in message_ids if message_id not in self._ours]
         rows = await self._session.insist(stopping, self._begun, self._parameters(new)) if new else []
-        told = {**self._ours, **dict(rows)}
-        return {message_id: told.get(message_id, UNCOUNTED_ATTEMPTS) for message_id in message_ids}
+        counted = {**self._ours, **dict(rows)}
+        return {message_id: counted.get(message_id, UNCOUNTED_ATTEMPTS) for message_id in message_ids}
 
     async def begin(self, unended: dict[UUID, int], stopping: asyncio.Event) -> None:
-        """Write down that attempts at these messages begin; the counts are those of `unended`. Raises Stopping."""
+        """Write down that attempts at these messages begin; the counts are those for `unended`. Raises Stopping."""
         # A message that this process has begun already came back after a lost connection, not after a death.
         new = {message_id: count for message_id, count in unended.items() if message_id not in self._ours}
         if new:

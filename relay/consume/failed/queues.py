@@ -16,7 +16,7 @@ from relay.consume.apply.fence import PARTITION
 from relay.consume.failed.envelope import DEAD_SUFFIX
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError, QueueUnfitError
 from relay.logger import get_logger
-from relay.servers.rabbitmq.connection import Connection, connect
+from relay.servers.rabbitmq.connection import Connection, connect, public_reason
 from relay.servers.rabbitmq.topology import Standing, declare
 
 Thing = TypeVar("Thing", Exchange, Queue, Binding)
@@ -132,13 +132,13 @@ async def prepare(
     connection = await connect(broker, f"outbox-consumer {consumer_name} queues")
     try:
         if consumed is not None:
-            told = await declare(connection, Queue.model_construct(name=consumed), compare=False, dry_run=True)
-            if told.standing is Standing.MISSING:
+            declared = await declare(connection, Queue.model_construct(name=consumed), compare=False, dry_run=True)
+            if declared.standing is Standing.MISSING:
                 raise QueueMissingError(consumed)
         for thing in beside:
             await _see_to(connection, thing, may_declare=may_declare)
     except OSError as error:
-        raise BrokerUnavailableError(str(error)) from error
+        raise BrokerUnavailableError(str(error), public=public_reason(error)) from error
     finally:
         await connection.hang_up()
 
@@ -147,12 +147,12 @@ async def _see_to(connection: Connection, thing: Exchange | Queue | Binding, *, 
     if isinstance(thing, Binding) and not may_declare:
         return  # a client cannot ask whether a binding exists
     is_ours = not isinstance(thing, Queue) or thing.dead_letter_exchange is not None
-    told = await declare(connection, thing, compare=is_ours and may_declare, dry_run=not may_declare)
-    if told.standing in (Standing.MISSING, Standing.DIFFERS, Standing.FAILED):
+    declared = await declare(connection, thing, compare=is_ours and may_declare, dry_run=not may_declare)
+    if declared.standing in (Standing.MISSING, Standing.DIFFERS, Standing.FAILED):
         arguments = thing.arguments if isinstance(thing, Binding) else thing.amqp_arguments()
-        raise QueueUnfitError(told.kind, told.name, told.words, arguments)
-    if told.standing is Standing.DECLARED:
-        log.info("topology.declared", kind=told.kind, name=told.name)
+        raise QueueUnfitError(declared.kind, declared.name, declared.words, arguments)
+    if declared.standing is Standing.DECLARED:
+        log.info("topology.declared", kind=declared.kind, name=declared.name)
 
 
 def _queue(name: str, **settings: object) -> Queue:

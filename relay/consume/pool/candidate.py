@@ -18,6 +18,7 @@ from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, Sch
 from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, Stopping, unless_stopping, wait_for_event
 from relay.runtime.silence import Silence
+from relay.servers.postgres.compatibility import TABLES_MISSING
 from relay.servers.postgres.database import connect_async, one_line, require_session
 
 STAND_BY_INTERVAL = 0.25  # seconds between two looks whether there is a master, while there are members
@@ -112,7 +113,7 @@ class Candidate:
             try:
                 row = await (await connection.execute(self._sql(IN_USE))).fetchone()
                 self._in_use = row is not None and row[0]
-            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            except TABLES_MISSING:
                 schema = self._database.schema_name
                 raise SchemaError(f"schema {schema!r} has no tables of pools: run `relay migrate`") from None
             except psycopg.errors.InsufficientPrivilege as error:
@@ -181,7 +182,7 @@ async def candidate_beside(settings: Settings) -> AsyncIterator[None]:
         return
     candidate = Candidate(settings.database, settings.relay.node, beside=True)
     running = asyncio.create_task(candidate.run(), name="pools")
-    running.add_done_callback(_tell_end)
+    running.add_done_callback(_log_end)
     try:
         yield
     finally:
@@ -190,6 +191,6 @@ async def candidate_beside(settings: Settings) -> AsyncIterator[None]:
         running.cancel()
 
 
-def _tell_end(running: asyncio.Task[None]) -> None:
+def _log_end(running: asyncio.Task[None]) -> None:
     if not running.cancelled() and (error := running.exception()) is not None:
         log.warning("pool.not_served", reason=one_line(error))

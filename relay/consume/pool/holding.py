@@ -7,16 +7,24 @@ from time import monotonic
 from relay.consume.apply.fence import Fence
 from relay.consume.apply.handlers import call_in_thread, in_own_task
 from relay.consume.apply.partition_state import PartitionState
-from relay.consume.channel import LOST, close, consume, wait_for_first
+from relay.consume.channel import close, consume, wait_for_first
 from relay.consume.classify import exc_info_of, first_line, name_of
 from relay.consume.pool.database_contact import DatabaseContact
 from relay.consume.pool.member_connection import MemberConnection
 from relay.consume.pool.policy import Hook, Partition, PoolPolicy
 from relay.consume.setup import Setup
-from relay.errors import BrokerUnavailableError, ConfigurationError, DatabaseUnavailableError, QueueMissingError
+from relay.errors import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    PublicReason,
+    QueueMissingError,
+)
 from relay.logger import get_logger
 from relay.observe.printable import printable
 from relay.runtime.backoff import Stopping, raise_if_set, wait_for_event
+from relay.runtime.hindrance import Hindrance
+from relay.servers.rabbitmq.connection import CHANNEL_LOST, public_reason
 
 log = get_logger("relay.consume")
 
@@ -62,7 +70,9 @@ class Holding:
         if policy.on_assigned is not None:
             setup.state = PartitionState(self._load)
         self.is_consuming = False
-        self.hindrance: str | None = f"partition {fence.partition} is not consumed yet"
+        self.hindrance: Hindrance | None = Hindrance(
+            f"partition {fence.partition} is not consumed yet", PublicReason.NOT_CONSUMED
+        )
         self._connection = connection
         self._contact = contact
         self._policy = policy
@@ -96,9 +106,9 @@ class Holding:
             try:
                 await self._consume()
                 failures = 0
-            except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *LOST) as error:
+            except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *CHANNEL_LOST) as error:
                 failures = 1 if self.is_consuming else failures + 1
-                self.hindrance = f"partition {self.fence.partition}: {error}"
+                self._note(str(error), public_reason(error))
                 is_serving = self._consumed.is_set() or self.setup.stop.is_set()
                 if isinstance(error, ConfigurationError) and not is_serving:
                     self.refusal = error
@@ -112,17 +122,20 @@ class Holding:
 
     async def _consume(self) -> None:
         if self._contact.lost.is_set():
-            self.hindrance = f"partition {self.fence.partition}: the database answers no check-in"
+            self._note(PublicReason.NO_CHECK_IN, PublicReason.NO_CHECK_IN)
             await wait_for_first(self._contact.kept.wait(), self.setup.stop.wait())
         if self.setup.stop.is_set():
             return
         channel = await self._connection.channel()
         try:
-            await consume(self.setup, channel, self._tell_ready, cut_off=self._contact.lost)
+            await consume(self.setup, channel, self._note_ready, cut_off=self._contact.lost)
         finally:
             await close(channel)  # also if consuming did not begin
 
-    def _tell_ready(self) -> None:
+    def _note(self, words: str, public: str) -> None:
+        self.hindrance = Hindrance(f"partition {self.fence.partition}: {words}", public)
+
+    def _note_ready(self) -> None:
         self.is_consuming, self.hindrance = True, None
         self._consumed.set()
 
@@ -132,14 +145,16 @@ class Holding:
         failures = 0
         while await self._call(self._policy.on_assigned) is HookResult.FAILED:
             failures += 1
-            self.hindrance = f"partition {self.fence.partition}: on_assigned fails"
+            self._note(PublicReason.ON_ASSIGNED_FAILS, PublicReason.ON_ASSIGNED_FAILS)
             await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(failures))
             raise_if_set(self.setup.stop)
 
     async def _load(self) -> None:
         """Load the state again. Raises DatabaseUnavailableError: the hook has failed."""
         if await self._call(self._policy.on_assigned) is HookResult.FAILED:
-            raise DatabaseUnavailableError("on_assigned fails: the state of the partition cannot be loaded")
+            raise DatabaseUnavailableError(
+                "on_assigned fails: the state of the partition cannot be loaded", public=PublicReason.ON_ASSIGNED_FAILS
+            )
 
     async def _call(self, hook: Hook | None) -> HookResult:
         if hook is None:

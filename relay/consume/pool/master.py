@@ -169,9 +169,9 @@ class Master:
                 done += [each] * cursor.rowcount
             is_committed = True
         if is_committed:
-            self._tell(pool, old, silent, done)
+            self._log_changes(pool, old, silent, done)
 
-    def _tell(
+    def _log_changes(
         self, pool: Pool, old: dict[int, Assigned], removed: Sequence[Member], changed: Sequence[Assigned]
     ) -> None:
         for member in removed:

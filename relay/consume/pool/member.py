@@ -29,11 +29,12 @@ from relay.consume.pool.database_contact import DatabaseContact
 from relay.consume.pool.holding import Holding
 from relay.consume.pool.member_connection import MemberConnection
 from relay.consume.pool.policy import Partition, PoolPolicy
-from relay.consume.startup import check_inbox, keep_up, note_queue, tell_left_behind, warn_of_single_batches
+from relay.consume.startup import check_inbox, keep_up, note_queue, warn_of_left_behind, warn_of_single_batches
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, Stopping, unless_stopping, wait_for_event
 from relay.runtime.forks import Opened
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.stopping import cut_after, shared_signals
 
 CHECK_INS = 4  # within the time-out
@@ -147,21 +148,21 @@ class PartitionedConsumer:
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
-    def hindrances(self) -> dict[str, str]:
+    def hindrances(self) -> dict[str, Hindrance]:
         """Return why the member cannot work now, by part; empty when it can, even if it holds no partition."""
         setup = self._setup
-        told = {
+        found = {
             "broker": self._connection.hindrance if self._holdings else None,
             "database": setup.health.hindrances.get("database"),
             "overload": setup.gate.reason,
-            "pool": None if self._check_in.is_member else "no member yet",
+            "pool": None if self._check_in.is_member else Hindrance.plain("no member yet"),
             "delivery": next(filter(None, (each.setup.stalls.reason for each in self._holdings.values())), None),
             "partitions": next(filter(None, (each.hindrance for each in self._holdings.values())), None),
-            "consumer": "draining: it was told to stop" if setup.stop.is_set() else None,
+            "consumer": Hindrance.plain("draining: it was told to stop") if setup.stop.is_set() else None,
         }
         if (refusal := self._opened.refusal) is not None:
-            told["consumer"] = str(refusal)
-        return {part: reason for part, reason in told.items() if reason}
+            found["consumer"] = Hindrance.of(refusal)
+        return {part: reason for part, reason in found.items() if reason}
 
     def stop(self) -> None:
         """Release all partitions, and let `run` return; a second call does not wait for the running transactions.
@@ -220,7 +221,7 @@ class PartitionedConsumer:
                 await self._connection.close()
                 await setup.session.close()
                 await self._session.close()
-                log.info("pool.member_stopped", member=self.member, **self.counters.told())
+                log.info("pool.member_stopped", member=self.member, **self.counters.for_log())
         if self._refusal is not None:
             raise self._refusal
 
@@ -228,7 +229,7 @@ class PartitionedConsumer:
         setup = self._setup
         await check_inbox(setup.inbox)
         await setup.session.check()
-        await tell_left_behind(setup.inbox, setup.session, holds=True, by_partition=True)
+        await warn_of_left_behind(setup.inbox, setup.session, holds=True, by_partition=True)
         warn_of_single_batches(setup.handlers, setup.work.batch_size)
         await note_queue(setup.inbox, setup.session, self.queue, setup.handlers.event_types)
         topology = pool_topology(self.queue)
@@ -332,13 +333,13 @@ class PartitionedConsumer:
         if holding.refusal is not None:
             self._refusal = holding.refusal
             self._setup.stop.set()
-        told = {"member": self.member, "partition": holding.fence.partition, "epoch": holding.fence.epoch}
+        values = {"member": self.member, "partition": holding.fence.partition, "epoch": holding.fence.epoch}
         if not holding.is_lost:
             await self._release(holding)
         if holding.is_lost:
-            log.warning("pool.partition_lost", **told)
+            log.warning("pool.partition_lost", **values)
         else:
-            log.info("pool.partition_released", **told)
+            log.info("pool.partition_released", **values)
 
     async def _release(self, holding: Holding) -> None:
         with self._setup.outages.begin(self._backoff) as outage:

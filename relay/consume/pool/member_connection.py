@@ -8,6 +8,7 @@ from relay.config.settings import BrokerSettings
 from relay.consume.queue_depth import ready_count
 from relay.errors import BrokerUnavailableError
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
 from relay.servers.rabbitmq.connection import Connection, connect, open_channel_within
 
 
@@ -22,12 +23,12 @@ class MemberConnection:
         self._opening = asyncio.Lock()
 
     @property
-    def hindrance(self) -> str | None:
+    def hindrance(self) -> Hindrance | None:
         """Return why no message goes through; None: no fault is known."""
         if reason := self._health.hindrances.get("broker"):
             return reason
         if self._connection is None:
-            return "not connected yet"
+            return Hindrance.plain("not connected yet")
         return self._connection.loss or self._connection.hindrance
 
     async def channel(self) -> AbstractChannel:
@@ -35,8 +36,9 @@ class MemberConnection:
         async with self._opening:
             connection = self._connection
             # Reported once. Reported again after a refusal, the time for which the broker refuses would start again.
-            if connection is not None and connection.loss is not None and not self._health.degraded_for("broker"):
-                self._health.degrade("broker", connection.loss)
+            loss = connection.loss if connection is not None else None
+            if loss is not None and not self._health.degraded_for("broker"):
+                self._health.degrade("broker", loss)
             if connection is None or connection.is_lost:
                 connection = self._connection = await self._open(connection)
         return await open_channel_within(connection, self._broker.connect_timeout)
@@ -45,7 +47,7 @@ class MemberConnection:
         try:
             connection = await connect(self._broker, self._name, after=lost)
         except BrokerUnavailableError as error:
-            self._health.degrade("broker", str(error), is_refusal=error.is_refusal)
+            self._health.degrade("broker", Hindrance.of(error), is_refusal=error.is_refusal)
             raise
         self._health.heal("broker")
         return connection

@@ -45,7 +45,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PartitionHold:
     """A partition as the tables have it."""
 
     assigned: Assigned
@@ -61,7 +61,7 @@ class Pool:
     queue: str
     check_in_timeout: float
     members: list[Member]
-    partitions: list[Holding]
+    partitions: list[PartitionHold]
 
 
 async def read_pools(connection: AsyncConnection, schema: str) -> list[Pool]:
@@ -75,7 +75,7 @@ async def read_pools(connection: AsyncConnection, schema: str) -> list[Pool]:
             members[row.pop("pool")].append(Member(**row))
         for row in await (await cursor.execute(PARTITIONS.format(schema=names))).fetchall():
             pool, taken_from, since = row.pop("pool"), row.pop("taken_from"), row.pop("since")
-            partitions[pool].append(Holding(Assigned(**row), taken_from, since))
+            partitions[pool].append(PartitionHold(Assigned(**row), taken_from, since))
     return [Pool(**row, members=members[row["name"]], partitions=partitions[row["name"]]) for row in pools]
 
 

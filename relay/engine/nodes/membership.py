@@ -20,9 +20,11 @@ from relay.engine.nodes.lanes import Lanes
 from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.sender import Sender
 from relay.engine.session.session import LANES, LaneSession, Retry, retried
+from relay.errors import PublicReason
 from relay.logger import get_logger
 from relay.runtime.backoff import until_tick, wait_for_event
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.silence import Silence
 
 log = get_logger(__name__)
@@ -219,7 +221,8 @@ class Membership:
         name = self._settings.node
         while not await self._is_joined():
             self._session.nodes_changed.clear()
-            self._health.degrade("lanes", f"another relay has the name {name}: relay.node must be one of a kind")
+            words = f"another relay has the name {name}: relay.node must be one of a kind"
+            self._health.degrade("lanes", Hindrance(words, PublicReason.NAMESAKE))
             async with self._session.use() as connection:
                 namesakes = [peer for peer in await self._read_peers(connection) if peer.name == name]
             silent = self._silence.look(_beats(namesakes), time.monotonic())
@@ -228,7 +231,7 @@ class Membership:
                     await self._end(peer)
             await wait_for_event(self._session.nodes_changed, JOIN_INTERVAL)
         self._health.heal("lanes")
-        self._health.expect("lanes", "none held")
+        self._health.expect("lanes", Hindrance.plain("none held"))
 
     async def _is_joined(self) -> bool:
         async with self._session.use() as connection:
@@ -270,11 +273,11 @@ class Membership:
         if number and self._session.lanes.held:
             self._health.heal("lanes")
         elif number:
-            self._health.expect("lanes", "other nodes hold them still")
+            self._health.expect("lanes", Hindrance.plain("other nodes hold them still"))
         elif len(self._paused) == LANES:
-            self._health.expect("lanes", "an operator has paused them all: see `relay lanes list`")
+            self._health.expect("lanes", Hindrance("an operator has paused them all: see `relay lanes list`"))
         else:
-            self._health.expect("lanes", "other nodes hold them; standing by")
+            self._health.expect("lanes", Hindrance.plain("other nodes hold them; standing by"))
         if number == 0 and not self._stands_by:
             log.info("relay.standing_by")
         elif number and self._stands_by:

@@ -15,6 +15,7 @@ from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Delivered
 from relay.runtime.backoff import until_tick
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.silence import StallTimer
 
 LOOK_INTERVAL = 1.0  # seconds
@@ -72,7 +73,8 @@ class StallWatch:
             self._answered_at = now
         if now - self._answered_at > self._answers_within:
             self._is_silent = True
-            self._health.degrade("database", f"it has not answered for more than {self._answers_within:g} s")
+            silence = Hindrance.plain(f"it has not answered for more than {self._answers_within:g} s")
+            self._health.degrade("database", silence)
         elif self._is_silent:
             self._is_silent = False
             if session is not None:  # otherwise the session was lost, and the node has reported that

@@ -20,6 +20,7 @@ from relay.engine.session.session import LaneSession, Retry, array_text, retried
 from relay.logger import get_logger
 from relay.runtime.backoff import wait_for_event
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
 
 log = get_logger(__name__)
 
@@ -354,7 +355,7 @@ class Ahead:
         self.after = {lane: position if lane in crowded else max(id_, oldest) for lane, id_ in self.after.items()}
 
 
-class History:
+class IdHistory:
     """The highest id of a row that a node has seen, in whichever session, or that a former relay has saved."""
 
     def __init__(self, health: Health) -> None:
@@ -369,7 +370,7 @@ class History:
         """Notice a database that was set back, as by a restored backup: fewer ids were given than rows were seen."""
         if given < self._seen:
             log.error("database.went_back", seen=self._seen, found=given)
-            self._health.warn("history", WENT_BACK.format(seen=self._seen, found=given))
+            self._health.warn("history", Hindrance(WENT_BACK.format(seen=self._seen, found=given)))
             self._seen = given
         else:
             self._seen = max(self._seen, min(highest, given))  # a writer may choose an id above

@@ -23,20 +23,23 @@ from relay.engine.send.probe import Prober, RefusedAll
 from relay.engine.send.refusals import Refusals
 from relay.engine.send.routes import Router
 from relay.engine.send.wire import Settle, Wire
-from relay.errors import BrokerUnavailableError
+from relay.errors import BrokerUnavailableError, PublicReason
 from relay.logger import get_logger
 from relay.observe import tracing
 from relay.observe.histogram import Histogram
 from relay.runtime.backoff import backoff, until_tick
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
 from relay.servers.rabbitmq import connection as broker
 from relay.servers.rabbitmq.connection import (
     HEARTBEATS_UNTIL_GONE,
+    BrokerSilentError,
     Connection,
     answer_within,
     close_channel,
     is_told_to_end,
     kind_of_end,
+    loss_by,
     words,
 )
 from relay.servers.rabbitmq.hosts import broker_urls, is_listed
@@ -71,7 +74,7 @@ class Ended(NamedTuple):
     """How a connection came to its end."""
 
     was_left: bool  # for other hosts; otherwise it was lost
-    reason: str = ""  # of a loss
+    reason: Hindrance = Hindrance("")  # of a loss
     is_refusal: bool = False  # the relay has ended it, as the broker refused every message
 
 
@@ -168,7 +171,7 @@ class BrokerLink:
             try:
                 connection = await broker.connect(chosen, f"relay {self._settings.relay.node}", after=lost)
             except BrokerUnavailableError as error:
-                reason, is_refusal = str(error), error.is_refusal
+                reason, is_refusal = Hindrance.of(error), error.is_refusal
             else:
                 connected_at = loop.time()
                 if self._broker is not chosen:
@@ -181,7 +184,7 @@ class BrokerLink:
                 if self._refusals.confirmed_at >= connected_at or loop.time() - connected_at >= LASTED_AFTER:
                     failures = 0
             if not self.up.is_set() and loop.time() >= give_up_at:
-                raise BrokerUnavailableError(reason, is_refusal=is_refusal)
+                raise BrokerUnavailableError(reason, is_refusal=is_refusal, public=reason.public)
             waits = {} if self.up.is_set() or isinf(give_up_at) else {"gives_up_in_s": round(give_up_at - loop.time())}
             self._health.degrade("broker", reason, is_refusal=is_refusal, **waits)
             failures += 1
@@ -230,8 +233,9 @@ class BrokerLink:
         kind = kind_of_end(end)
         self.reconnects[kind] += 1
         if isinstance(end, RefusesAllError):
-            return Ended(was_left=False, reason=words(end), is_refusal=True)
-        return Ended(was_left=False, reason=f"connection lost: {kind if end is None else words(end)}")
+            refusal = Hindrance(words(end), PublicReason.ACCESS_REFUSED)
+            return Ended(was_left=False, reason=refusal, is_refusal=True)
+        return Ended(was_left=False, reason=loss_by(end, kind if end is None else words(end)))
 
     async def _use(self, connection: Connection, prober: Prober) -> None:
         await declare_at_start(connection, self._undeclared)  # empty on a reconnect
@@ -337,7 +341,8 @@ class BrokerLink:
                 log.warning("confirm.timed_out", in_flight=wire.in_flight, seconds=round(waited, 1))
                 return Verdict.OVERDUE
             if (silent := connection.silent_for) > self._settings.broker.heartbeat * HEARTBEATS_UNTIL_GONE:
-                raise TimeoutError(f"nothing heard for {silent:.0f} s")
+                silence = f"nothing heard for {silent:.0f} s"
+                raise BrokerSilentError(silence, silence)
             self._refusals.report()
             if (since := self._refusals.since) is None:
                 self._renew_after = RENEW_AFTER

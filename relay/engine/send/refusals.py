@@ -14,6 +14,7 @@ from relay.engine.row import Address, Outcome, Row, Settled
 from relay.engine.send.routes import Router
 from relay.engine.send.wire import Settle
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
 
 PART = "queues"
 LASTING_AFTER = 5.0  # seconds without a confirm
@@ -82,7 +83,8 @@ class Refusals:
         lasting = [] if self._barring else self._lasting(now)
         if lasting:
             more = f", and {len(lasting) - 1} more" if len(lasting) > 1 else ""
-            self._health.degrade(PART, f"no quorum for {_place(lasting[0])}, or it is full: nothing is confirmed{more}")
+            words = f"no quorum for {_place(lasting[0])}, or it is full: nothing is confirmed{more}"
+            self._health.degrade(PART, Hindrance(words))
         else:
             self._health.heal(PART)
 

@@ -11,9 +11,12 @@ from psycopg import errors
 from psycopg.sql import SQL
 
 from relay.engine.session.session import LaneSession
+from relay.errors import PublicReason
 from relay.logger import get_logger
 from relay.runtime.backoff import backoff, wait_for_event
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
+from relay.servers.postgres.database import one, public_reason
 from relay.servers.postgres.statement_fault import StatementFault, fault_of
 
 log = get_logger(__name__)
@@ -33,9 +36,9 @@ BLOCKERS = SQL("""
     SELECT string_agg(DISTINCT
         coalesce('session ' || pid || coalesce(' (' || nullif(application_name, '') || ')', ''),
                  'a prepared transaction')
-        || what, ', ')
+        || what, ', '), coalesce(array_agg(DISTINCT held.at), '{{}}')
     FROM (
-        SELECT pid, ' has locked ' || relname
+        SELECT pid, ' has locked ' || relname, relname::text
         FROM pg_locks
         JOIN pg_class ON pg_class.oid = relation
         WHERE granted AND (starts_with(relname, 'message') OR relname IN ('quarantine', 'published'))
@@ -44,15 +47,21 @@ BLOCKERS = SQL("""
             AND (mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
                  OR mode = 'ShareUpdateExclusiveLock' AND relname = 'message_sent')
         UNION
-        SELECT pid, ' parks or releases rows'
+        SELECT pid, ' parks or releases rows', 'park'
         FROM pg_locks
         WHERE granted AND locktype = 'advisory' AND objsubid = 1
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
             AND classid::bigint << 32 | objid::bigint = hashtextextended({park}, 0)
-    ) AS held (pid, what)
+    ) AS held (pid, what, at)
     LEFT JOIN pg_stat_activity USING (pid)
     WHERE pid IS DISTINCT FROM pg_backend_pid()
 """)
+# What a stranger may know of these sessions, by `held.at`.
+BLOCKED_AT = {
+    "message": PublicReason.MESSAGE_LOCKED,
+    "message_sent": PublicReason.SENT_LOCKED,
+    "park": PublicReason.PARKING,
+}
 
 
 class DatabaseRetry:
@@ -100,17 +109,19 @@ class DatabaseRetry:
             case _:
                 assert_never(fault)
 
-    async def _reason(self, error: psycopg.Error, fault: StatementFault, attempts: int) -> str:
-        """Return why a statement has to wait; empty if it may run again at once."""
+    async def _reason(self, error: psycopg.Error, fault: StatementFault, attempts: int) -> Hindrance | None:
+        """Return why a statement has to wait; None if it may run again at once."""
         if fault is StatementFault.PASSING:
             return await self._explain(error)
         if fault is StatementFault.DAY:  # the clock is past, or before, the days that have partitions
             if not await self.ensure_days():
-                return f"no partition takes the rows sent today: {await self._blockers()}"
+                blockers = await self._blockers(PublicReason.NO_DAY)
+                return Hindrance(f"no partition takes the rows sent today: {blockers}", blockers.public)
             if attempts == 1:
-                return ""
+                return None
         hint = f" {error.diag.message_hint}" if error.diag.message_hint else ""
-        return f"a statement fails until an operator acts: {await self._explain(error)}.{hint} See `relay doctor`"
+        words = f"a statement fails until an operator acts: {await self._explain(error)}.{hint} See `relay doctor`"
+        return Hindrance(words, PublicReason.STANDING_FAULT)
 
     def heal(self) -> None:
         """Note that a statement has succeeded after it had failed."""
@@ -139,12 +150,17 @@ class DatabaseRetry:
         self._days_blocked = False
         return True
 
-    async def _explain(self, error: psycopg.Error) -> str:
-        words = error.diag.message_primary or str(error)
-        return f"{words}: {await self._blockers()}" if isinstance(error, errors.LockNotAvailable) else words
+    async def _explain(self, error: psycopg.Error) -> Hindrance:
+        words, public = error.diag.message_primary or str(error), public_reason(error)
+        if not isinstance(error, errors.LockNotAvailable):
+            return Hindrance(words, public)
+        blockers = await self._blockers(public)
+        return Hindrance(f"{words}: {blockers}", blockers.public)
 
-    async def _blockers(self) -> str:
+    async def _blockers(self, otherwise: str) -> Hindrance:
+        """Return which sessions are in the way, else what strangers may know `otherwise`."""
         async with self._session.use() as connection:
             statement = self._session.sql(BLOCKERS, name=self._session.schema)
-            row = await (await connection.execute(statement)).fetchone()
-        return row[0] if row and row[0] else "no session holds a lock on it any more"
+            words, places = one(await (await connection.execute(statement)).fetchone())
+        public = next((public for at, public in BLOCKED_AT.items() if at in places), otherwise)
+        return Hindrance(words or "no session holds a lock on it any more", public)

@@ -23,16 +23,17 @@ from psycopg.sql import SQL, Identifier, Literal
 
 from relay.config.settings import DatabaseSettings, KeyScope
 from relay.engine.row import Row
-from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError
+from relay.errors import CommitUnknownError, DatabaseUnavailableError, DeadlineError, SchemaError, no_answer_within
 from relay.runtime.backoff import wait_for_event
-from relay.servers.postgres.compatibility import READ_TABLES, refuse_newer
+from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, refuse_newer, tables_missing
 from relay.servers.postgres.database import (
     KEEPALIVE,
-    Connection,
+    DatabaseConnection,
     Host,
     connect_async,
     is_unreplicated,
     one_line,
+    public_reason,
     require_session,
     unplug,
 )
@@ -132,12 +133,14 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
                 raise SchemaError(f"the outbox tables in schema {schema!r} are too old: run `relay migrate`")
             refuse_newer(schema, revision, note)
             await connection.execute(SQL("LISTEN {}").format(Identifier(nodes_channel(schema))))
-    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
-        raise SchemaError(f"the outbox tables are missing in schema {schema!r}: run `relay migrate`") from None
+    except TABLES_MISSING:
+        raise tables_missing(schema) from None
     except TimeoutError:
-        raise DatabaseUnavailableError(f"no answer within {database.command_timeout:g} s") from None
+        public = no_answer_within(database.command_timeout)
+        raise DatabaseUnavailableError(public, public=public) from None
     except SESSION_LOST as error:
-        raise DatabaseUnavailableError(f"the database ended the session: {one_line(error)}") from error
+        reason = f"the database ended the session: {one_line(error)}"
+        raise DatabaseUnavailableError(reason, public=public_reason(error)) from error
 
 
 def _own_settings(connection: AsyncConnection, database: DatabaseSettings) -> dict[str, list[str]]:
@@ -206,7 +209,7 @@ class LaneSession:
             before, so every later snapshot names those that still run.
     """
 
-    def __init__(self, connection: Connection, database: DatabaseSettings, key_scope: KeyScope) -> None:
+    def __init__(self, connection: DatabaseConnection, database: DatabaseSettings, key_scope: KeyScope) -> None:
         self.host = Host(connection.info.host, connection.info.port)
         self.lanes = HeldLanes()
         self.schema = database.schema_name

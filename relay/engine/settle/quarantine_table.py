@@ -51,8 +51,8 @@ FIND_BEHIND = SQL("""
 
 SET_ASIDE_BEHIND = SQL("""
     UPDATE {schema}.message AS row
-    SET state = 'quarantined', (quarantine, last_error) = (
-        SELECT ahead.quarantine, 'waits behind message ' || ahead.id
+    SET state = 'quarantined', (quarantine, held_behind, last_error) = (
+        SELECT ahead.quarantine, ahead.id, 'waits behind message ' || ahead.id
         FROM {schema}.message AS ahead
         WHERE ahead.state = 'quarantined' AND ahead.aggregate_type = row.aggregate_type
             AND ahead.aggregate_id = row.aggregate_id AND ({any_role} OR ahead.written_as = row.written_as)
@@ -88,7 +88,7 @@ KEY_OF_PENDING = SQL("""
 # `quarantine` stays: a pending row that has a value there is a probe under way
 # (relay/operate/routes/quarantine.py reads it).
 TAKE_PROBE = SQL("""
-    UPDATE {schema}.message SET state = 'pending', available_at = now(), last_error = NULL
+    UPDATE {schema}.message SET state = 'pending', available_at = now(), held_behind = NULL, last_error = NULL
     WHERE state = 'quarantined' AND ctid = (
         SELECT row.ctid
         FROM {schema}.message AS row
@@ -122,7 +122,8 @@ NOTE_FAILURE = SQL("""
     UPDATE {schema}.message SET attempts = %(attempts)s WHERE state = 'pending' AND lane = %(lane)s AND id = %(id)s
 """)
 LET_GO = SQL("""
-    UPDATE {schema}.message SET state = 'pending', available_at = now(), quarantine = NULL, last_error = NULL
+    UPDATE {schema}.message
+    SET state = 'pending', available_at = now(), quarantine = NULL, held_behind = NULL, last_error = NULL
     WHERE state = 'quarantined' AND ctid = ANY (ARRAY(
         SELECT row.ctid
         FROM unnest(%(routes)s::bigint[]) AS route (id)

@@ -1,9 +1,14 @@
 """The broker's part of the checklist: AMQP alone, host by host. Nothing is declared, and nothing reaches a queue."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import psycopg
+from psycopg.sql import SQL, Identifier
 
 from relay.config.settings import Settings
+from relay.engine.send.routes import Router
+from relay.errors import OutboxError
 from relay.operate.doctor.broker_hosts import (
     OpenHost,
     alarms,
@@ -16,10 +21,18 @@ from relay.operate.doctor.broker_hosts import (
     net_ticktime,
     versions,
 )
-from relay.operate.doctor.exchanges import exchanges_are_open, exchanges_are_there, published_to
 from relay.operate.doctor.finding import Finding, Verdict
-from relay.operate.doctor.queues import dead_letters, growth, queues_are_there
-from relay.operate.doctor.reached import reached
+from relay.operate.doctor.topology import (
+    dead_letters,
+    exchanges_are_open,
+    exchanges_are_there,
+    growth,
+    published_to,
+    queues_are_there,
+)
+from relay.operate.routes.quarantine import list_routes
+from relay.operate.session import session
+from relay.operate.status import route_reasons
 
 # Of the findings about a broker that lets us in, in the order of the checklist; `broker.tls` only where there is some.
 CHECKS = (
@@ -65,3 +78,70 @@ async def _examine(settings: Settings, hosts: list[OpenHost]) -> AsyncIterator[F
         yield finding
     async for finding in message_size(hosts, settings):  # last: it may take its time
         yield finding
+
+
+REACHED = "broker.reached"
+QUARANTINED = "bind a queue to it, or mend what the reason says: the rows go out by themselves then"
+LOOKED_AT = 10_000  # rows sent today, and as many of yesterday's
+
+# The first of each day: what is sent on a day is much alike, and no index leads to the last ones. By whole days, as
+# the partitions are: a limit on the time within one would have its rows read and thrown away.
+READ_SENT = SQL("""
+    SELECT aggregate_type, event_type, exchange, max(sent_at)
+    FROM (
+        (SELECT aggregate_type, event_type, exchange, sent_at
+         FROM {schema}.sent(date_trunc('day', now(), 'UTC'), 'infinity')
+         LIMIT {looked_at})
+        UNION ALL
+        (SELECT aggregate_type, event_type, exchange, sent_at
+         FROM {schema}.sent(date_trunc('day', now() - interval '24 hours', 'UTC'), date_trunc('day', now(), 'UTC'))
+         LIMIT {looked_at})
+    ) AS sent
+    GROUP BY aggregate_type, event_type, exchange
+""")
+
+
+def reached(settings: Settings, exchanges: Sequence[str]) -> Iterator[Finding]:
+    """Yield for each exchange what is known of a queue that takes its messages."""
+    try:
+        with session(settings.database) as connection:
+            in_quarantine = list_routes(connection, settings.database.schema_name)
+            named, routed = _sent_to(connection, settings)
+    except OutboxError as error:
+        yield Finding(REACHED, Verdict.SKIPPED, f"what the relay has seen is in the database: {error}")
+        return
+    for reason in route_reasons(in_quarantine):
+        yield Finding(REACHED, Verdict.FAILED, reason, QUARANTINED)
+    for name in exchanges:
+        words = f"exchange {name}"
+        bound = [each.queue or each.to_exchange for each in settings.topology.bindings if each.exchange == name]
+        if name in {waiting.exchange for waiting in in_quarantine}:
+            continue
+        if name in named:
+            yield Finding(REACHED, Verdict.OK, f"{words}: a queue took a message at {named[name]}")
+        elif name in routed:  # the table does not keep how it was routed
+            words = f"{words}: a queue took a message at {routed[name]}, if the routes were then what they are now"
+            yield Finding(REACHED, Verdict.SKIPPED, words)
+        elif bound:
+            to = ", ".join(map(str, bound))
+            words = f"{words}: relay.toml binds {to} to it, and nothing sent since yesterday is seen"
+            yield Finding(REACHED, Verdict.SKIPPED, words)
+        else:
+            words = f"{words}: relay.toml binds nothing to it, and nothing sent since yesterday is seen"
+            remedy = (
+                "see that a queue is bound to it: `rabbitmqctl list_bindings source_name destination_name routing_key`"
+            )
+            yield Finding(REACHED, Verdict.WARNING, words, remedy)
+
+
+def _sent_to(connection: psycopg.Connection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
+    """Return when a message was last seen to be sent, by the exchange that it named, and by that of its route."""
+    router = Router.of(settings)
+    named: dict[str, str] = {}
+    routed: dict[str, str] = {}
+    statement = READ_SENT.format(schema=Identifier(settings.database.schema_name), looked_at=LOOKED_AT)
+    for aggregate_type, event_type, exchange, at in connection.execute(statement):
+        of = routed if exchange is None else named
+        name = exchange if exchange is not None else router.route(aggregate_type.encode(), event_type.encode()).exchange
+        of[name] = max(of.get(name, ""), f"{at:%Y-%m-%d %H:%M:%S %Z}")
+    return named, routed

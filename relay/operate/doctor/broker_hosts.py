@@ -15,7 +15,7 @@ from relay.config.settings import Settings
 from relay.config.tls import TlsFileError
 from relay.errors import BrokerUnavailableError
 from relay.operate.doctor.finding import Finding, Verdict
-from relay.operate.doctor.question import Answer, Question, Reply, ask, publish_refused
+from relay.operate.doctor.question import BrokerAnswer, Question, Reply, ask, publish_refused
 from relay.servers.rabbitmq.connection import Connection, connect_to
 from relay.servers.rabbitmq.hosts import broker_urls, in_turn, place, vhost
 
@@ -26,7 +26,7 @@ CAPABILITIES = ("publisher_confirms", "basic.nack", "connection.blocked", "consu
 NOT_ALLOWED = 530  # AMQP's code for a virtual host that is missing or closed to the user
 MIB = 1024 * 1024
 LARGEST_TRIED = 64 * MIB  # a message of more would be a burden on the broker
-NOT_TRIED = Reply(Answer.NONE, "not tried")
+NOT_TRIED = Reply(BrokerAnswer.NONE, "not tried")
 CERTIFICATE_DAYS = 30
 
 
@@ -47,7 +47,7 @@ class OpenHost:
 
     @property
     def properties(self) -> dict[str, Any]:
-        """What it tells about itself."""
+        """What it says about itself."""
         assert self.connection.transport is not None, "it is connected"  # noqa: S101
         return dict(self.connection.transport.connection.server_properties)
 
@@ -132,7 +132,7 @@ def clusters(hosts: list[OpenHost]) -> Iterator[Finding]:
         name, home = homes[0]
         yield Finding(check, Verdict.OK, f"every host is of cluster {name}, virtual host {home}")
         return
-    told = ", ".join(
+    places = ", ".join(
         f"{host.place} of cluster {name}, virtual host {vhost}"
         for host, (name, vhost) in zip(hosts, homes, strict=True)
     )
@@ -140,7 +140,7 @@ def clusters(hosts: list[OpenHost]) -> Iterator[Finding]:
         "list the nodes of one cluster with one virtual host in broker.url: after a failover the messages would go"
         " elsewhere (`rabbitmqctl cluster_status` names the nodes)"
     )
-    yield Finding(check, Verdict.FAILED, f"the hosts do not lead to one place: {told}", remedy)
+    yield Finding(check, Verdict.FAILED, f"the hosts do not lead to one place: {places}", remedy)
 
 
 def capabilities(hosts: Iterable[OpenHost]) -> Iterator[Finding]:
@@ -165,7 +165,7 @@ def net_ticktime(_: Iterable[OpenHost]) -> Iterator[Finding]:
 
 
 async def alarms(hosts: Iterable[OpenHost]) -> AsyncIterator[Finding]:
-    """See that each host takes messages: it tells that it does not only to who publishes.
+    """See that each host takes messages: it says that it does not only to who publishes.
 
     What is published has no address, and is refused besides.
     """
@@ -177,7 +177,7 @@ async def alarms(hosts: Iterable[OpenHost]) -> AsyncIterator[Finding]:
             reason = host.connection.blocked
             remedy = f"give it more {reason}: `rabbitmq-diagnostics alarms` tells where; nothing goes out meanwhile"
             yield Finding(check, Verdict.FAILED, f"{host.place} blocks publishers: low on {reason}", remedy)
-        elif reply.answer is Answer.NONE:
+        elif reply.answer is BrokerAnswer.NONE:
             remedy = "look at the broker's log: who publishes waits"
             yield Finding(check, Verdict.FAILED, f"{host.place}: {reply.words}", remedy)
         else:
@@ -199,7 +199,7 @@ async def message_size(hosts: Iterable[OpenHost], settings: Settings) -> AsyncIt
         empty = await host.ask(publish_refused("", nowhere))
         # By the time that a confirm has: it is as large as a message can be.
         large = await host.ask(publish_refused("", nowhere, size), settings.broker.confirm_timeout)
-        if large.answer is Answer.NONE:
+        if large.answer is BrokerAnswer.NONE:
             yield Finding(check, Verdict.SKIPPED, f"{words}: {large.words}")
         elif large == empty:
             yield Finding(check, Verdict.OK, f"{words}, and the broker takes as much")
@@ -215,14 +215,14 @@ def why_not_publish(host: OpenHost) -> str | None:
     if host.connection.is_lost:
         return "the connection was lost"
     match host.trial.answer:
-        case Answer.REFUSED:
+        case BrokerAnswer.REFUSED:
             return None
-        case Answer.FORBIDDEN:  # as the user may not publish to the default exchange
+        case BrokerAnswer.FORBIDDEN:  # as the user may not publish to the default exchange
             known = bool(host.version) and host.version[0] in REFUSING_MAJORS
             return None if known else "it is not known to refuse the message that would be tried"
-        case Answer.YES | Answer.RETURNED | Answer.MISSING:
+        case BrokerAnswer.YES | BrokerAnswer.RETURNED | BrokerAnswer.MISSING:
             return "it does not refuse the message that would be tried"
-        case Answer.NONE:
+        case BrokerAnswer.NONE:
             return host.trial.words
         case _:
             assert_never(host.trial.answer)
@@ -236,7 +236,7 @@ async def _unless_blocked(host: OpenHost) -> Reply:
     if not asking.done():
         asking.cancel()
         await asyncio.wait([asking])
-        return Reply(Answer.NONE, "blocked")
+        return Reply(BrokerAnswer.NONE, "blocked")
     return asking.result()
 
 

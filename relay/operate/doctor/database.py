@@ -1,4 +1,4 @@
-"""The database's part of the checklist: one connection, one check after the other."""
+"""The database's part of the checklist: each host of the URL, then one connection, one check after the other."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator
@@ -8,15 +8,32 @@ from psycopg.sql import SQL
 
 from relay.config.settings import DatabaseSettings, Settings
 from relay.errors import ConfigurationError, DatabaseUnavailableError
-from relay.operate.doctor.clock import clock_difference
-from relay.operate.doctor.database_hosts import Hosts
 from relay.operate.doctor.finding import Finding, Verdict
-from relay.operate.doctor.foreign import lock_holders, owners, shared_inbox, strangers, writers
-from relay.operate.doctor.rights import ownership, rights
-from relay.operate.doctor.server import durability, free_connections, keepalive, server_version, standby
+from relay.operate.doctor.rights import lock_holders, owners, ownership, rights, shared_inbox, strangers, writers
+from relay.operate.doctor.server import (
+    clock_difference,
+    durability,
+    free_connections,
+    hot_partition,
+    keepalive,
+    old_snapshots,
+    replication_slots,
+    server_version,
+    standby,
+    transaction_ids,
+)
 from relay.operate.doctor.tables import days_ahead, history, publications, tables_at_head, unfinished_batches
-from relay.operate.doctor.vacuum import hot_partition, old_snapshots, replication_slots, transaction_ids
-from relay.servers.postgres.database import one_line, refuse_pooler
+from relay.servers.postgres.database import (
+    LENT_OUT,
+    NAME_SERVER,
+    connect,
+    each_host,
+    host_of,
+    login_of,
+    one,
+    one_line,
+    refuse_pooler,
+)
 
 Check = Callable[[psycopg.Connection, Settings], Iterator[Finding]]
 
@@ -77,9 +94,8 @@ def examine_database(settings: Settings, *, only: Collection[str] | None = None)
 def _pooler(database: DatabaseSettings) -> Finding:
     try:
         asyncio.run(refuse_pooler(database))
-    except ConfigurationError as error:
-        words, _, remedy = str(error).partition(": ")
-        return Finding(POOLER, Verdict.FAILED, words, remedy)
+    except ConfigurationError:  # the only one: `Hosts` has read the URL
+        return Finding(POOLER, Verdict.FAILED, LENT_OUT, NAME_SERVER)
     except DatabaseUnavailableError as error:
         return Finding(POOLER, Verdict.SKIPPED, str(error))
     return Finding(POOLER, Verdict.OK, "a session stays ours from one statement to the next")
@@ -94,3 +110,75 @@ def _answers(name: str, check: Check, connection: psycopg.Connection, settings: 
             return list(check(connection, settings))
     except psycopg.Error as error:
         return [Finding(name, Verdict.SKIPPED, error.diag.message_primary or one_line(error))]
+
+
+HOST = "database.host"
+CHECK_URL = "check the host, database, user, password and sslmode in database.url"
+
+# As libpq's target_session_attrs=read-write decides it.
+READ_STATE = """
+    SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean
+"""
+
+
+class Hosts:
+    """Looks at one host after the other and keeps the connection that the checks are to use; `with` closes it.
+
+    Attributes:
+        connection: to the first that takes writes, else to the first that lets us in, else `None`.
+    """
+
+    def __init__(self, database: DatabaseSettings) -> None:
+        self._database = database
+        self.connection: psycopg.Connection | None = None
+
+    def __enter__(self) -> "Hosts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.connection is not None:
+            self.connection.close()
+
+    def look(self) -> Iterator[Finding]:
+        """Yield what each host is, and whether exactly one takes writes."""
+        ways = each_host(self._database)
+        primaries: list[str] = []
+        for way in ways:
+            place = f"{way.get('host') or way.get('hostaddr') or 'local socket'}:{way['port']}"
+            try:
+                connection = connect(self._database, is_lent=True, **way, application_name="outbox-relay doctor")
+                place = host_of(connection)  # a service's file may name the server, too
+                in_recovery, is_read_only = one(connection.execute(READ_STATE).fetchone())
+            except (DatabaseUnavailableError, psycopg.Error) as error:
+                verdict = Verdict.WARNING if len(ways) > 1 else Verdict.FAILED
+                yield Finding(HOST, verdict, f"{place}: {error}", CHECK_URL)
+                continue
+            takes_writes = not in_recovery and not is_read_only
+            state = "takes writes" if takes_writes else "is a standby" if in_recovery else "is read only"
+            yield Finding(HOST, Verdict.OK, f"{place} {state}")
+            primaries += [place] if takes_writes else []
+            self._keep(connection, is_better=takes_writes and len(primaries) == 1)
+        yield from self._primaries(primaries)
+
+    def _primaries(self, primaries: list[str]) -> Iterator[Finding]:
+        check = "database.primary"
+        if self.connection is None:
+            yield Finding(check, Verdict.FAILED, "no host lets us in", CHECK_URL)
+        elif not primaries:
+            remedy = "name the primary in database.url, or promote one; `relay run` waits for it and then gives up"
+            yield Finding(check, Verdict.FAILED, "no host takes writes", remedy)
+        elif len(primaries) > 1:
+            words = f"{' and '.join(primaries)} take writes: a split, or servers that are no pair"
+            yield Finding(check, Verdict.FAILED, words, "end all but one: what is written to one is not on the others")
+        else:
+            words = f"the relay goes to {login_of(self.connection)}; no other host takes writes"
+            yield Finding(check, Verdict.OK, words)
+
+    def _keep(self, connection: psycopg.Connection, *, is_better: bool) -> None:
+        if self.connection is not None and is_better:
+            self.connection.close()
+            self.connection = None
+        if self.connection is None:
+            self.connection = connection
+        else:
+            connection.close()

@@ -1,6 +1,6 @@
 """Questions to a broker that change nothing, each on a separate channel: a wrong one closes the channel.
 
-AMQP has no verb to ask what an exchange is like, or whether we may publish to it. RabbitMQ tells it all the same when
+AMQP has no verb to ask what an exchange is like, or whether we may publish to it. RabbitMQ shows it all the same when
 it refuses. It looks at what was asked for in a fixed order, and the last thing that it looks at is one that we made
 impossible. Nothing is declared and nothing is routed, also when what we ask about goes away at this moment.
 """
@@ -37,7 +37,7 @@ NO_LOCATOR = {"x-queue-leader-locator": "outbox-doctor"}
 DIFFERS = re.compile(r"inequivalent arg '([^']+)' .* but current is (?:the value )?'?(.*?)'?(?: of type '\w+')?$")
 
 
-class Answer(Enum):
+class BrokerAnswer(Enum):
     """What a broker makes of a question."""
 
     YES = auto()
@@ -52,21 +52,21 @@ class Answer(Enum):
 class Reply:
     """An answer, and the broker's own words; none for a yes."""
 
-    answer: Answer
+    answer: BrokerAnswer
     words: str = ""
 
     @property
     def difference(self) -> tuple[str, str] | None:
-        """The first thing that is not as was asked for, and how it is; None when the words tell no such thing."""
-        found = DIFFERS.search(self.words) if self.answer is Answer.REFUSED else None
+        """The first thing that is not as was asked for, and how it is; None when the words name no such thing."""
+        found = DIFFERS.search(self.words) if self.answer is BrokerAnswer.REFUSED else None
         return (found[1], found[2]) if found else None
 
 
-ANSWERS: dict[type[Exception], Answer] = {
-    ChannelNotFoundEntity: Answer.MISSING,
-    ChannelAccessRefused: Answer.FORBIDDEN,
-    ChannelPreconditionFailed: Answer.REFUSED,
-    PublishError: Answer.RETURNED,
+ANSWERS: dict[type[Exception], BrokerAnswer] = {
+    ChannelNotFoundEntity: BrokerAnswer.MISSING,
+    ChannelAccessRefused: BrokerAnswer.FORBIDDEN,
+    ChannelPreconditionFailed: BrokerAnswer.REFUSED,
+    PublishError: BrokerAnswer.RETURNED,
 }
 
 
@@ -78,14 +78,14 @@ async def ask(connection: Connection, question: Question, within: float) -> Repl
             await question(channel)
             await close_channel(channel)
     except TimeoutError:
-        return Reply(Answer.NONE, f"no answer within {within:g} s")
+        return Reply(BrokerAnswer.NONE, f"no answer within {within:g} s")
     except (AMQPError, OSError, RuntimeError) as error:
-        return Reply(ANSWERS.get(type(error), Answer.NONE), words(error))
+        return Reply(ANSWERS.get(type(error), BrokerAnswer.NONE), words(error))
     except asyncio.CancelledError:
         if is_told_to_end():
             raise
-        return Reply(Answer.NONE, "the connection was lost")
-    return Reply(Answer.YES)
+        return Reply(BrokerAnswer.NONE, "the connection was lost")
+    return Reply(BrokerAnswer.YES)
 
 
 def is_exchange(name: str) -> Question:

@@ -9,13 +9,13 @@ from relay.config.settings import Settings
 from relay.operate.batches import IS_UNFINISHED
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.revision import head_revision
-from relay.servers.postgres.compatibility import READ_TABLES, release_needed
+from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, release_needed
 from relay.servers.postgres.database import one
 
 PUBLISHES_GENERATED = 180000  # the first server that can publish generated columns
 DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (`database_retry.ENSURE_DAYS`)
 
-# Floors are saved at a position that was given: a sequence below it was set back. A relay that lives tells it itself.
+# Floors are saved at a position that was given: a sequence below it was set back. A relay that lives says so itself.
 READ_HISTORY = SQL("""
     SELECT (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq),
         (SELECT max(watermark) FROM {schema}.lane_floor),
@@ -90,7 +90,7 @@ def tables_at_head(connection: psycopg.Connection, settings: Settings) -> Iterat
     check, schema, wanted = "database.tables", settings.database.schema_name, head_revision()
     try:
         row = connection.execute(READ_TABLES.format(schema=Identifier(schema))).fetchone()
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+    except TABLES_MISSING:
         row = None
     found, note = row or ("none", None)
     words = f"schema {schema} is of version {found}; this release needs {wanted}"
@@ -122,10 +122,10 @@ def days_ahead(connection: psycopg.Connection, settings: Settings) -> Iterator[F
 def history(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     check = "database.history"
     statement = READ_HISTORY.format(schema=Identifier(settings.database.schema_name))
-    given, saved, told = one(connection.execute(statement).fetchone())
+    given, saved, noted = one(connection.execute(statement).fetchone())
     remedy = "compare with `relay reconcile` what consumers have applied (docs/backup.md)"
-    if told:
-        yield Finding(check, Verdict.FAILED, str(told).removeprefix("history: ").partition(":")[0], remedy)
+    if noted:
+        yield Finding(check, Verdict.FAILED, str(noted).removeprefix("history: ").partition(":")[0], remedy)
     elif saved is not None and saved > given:
         yield Finding(check, Verdict.FAILED, f"the database went back from message {saved} to {given}", remedy)
     else:

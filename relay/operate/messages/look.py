@@ -88,7 +88,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FoundLine:
     """A message in a list, without what it says."""
 
     id: int
@@ -113,14 +113,14 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FoundPage:
     """Some messages; `next` begins the page behind them, None at the end.
 
     Attributes:
         looked_until: the time up to which sent rows were looked through; None where the search has ended.
     """
 
-    lines: list[Line]
+    lines: list[FoundLine]
     next: str | None
     looked_until: datetime | None = None
 
@@ -165,7 +165,7 @@ BY_ID = SQL("""
 """)
 
 
-def search(connection: psycopg.Connection, schema: str, wanted: Search, *, after: str | None = None) -> Page:
+def search(connection: psycopg.Connection, schema: str, wanted: Search, *, after: str | None = None) -> FoundPage:
     """Return a page of messages: those that wait by id, the sent ones from the newest on.
 
     A row's id or message id is looked for among all that waits, then among the sent rows.
@@ -174,21 +174,21 @@ def search(connection: psycopg.Connection, schema: str, wanted: Search, *, after
         UsageError: `after` is no `next` of a page.
     """
     if wanted.row is not None and after is None and (found := _find_waiting(connection, schema, wanted.row)):
-        return Page(found, None)
+        return FoundPage(found, None)
     if wanted.row is not None or wanted.state is State.SENT:
         return _search_sent(connection, schema, wanted, after)
     return _search_waiting(connection, schema, wanted, after)
 
 
-def _find_waiting(connection: psycopg.Connection, schema: str, row: RowId) -> list[Line]:
+def _find_waiting(connection: psycopg.Connection, schema: str, row: RowId) -> list[FoundLine]:
     states = SQL(", ").join(Literal(state) for state in WAITING)
     statement = BY_ID.format(schema=Identifier(schema), columns=COLUMNS, states=states)
     ids = {"id": row if isinstance(row, int) else None, "message_id": row if isinstance(row, UUID) else None}
-    with connection.cursor(row_factory=class_row(Line)) as cursor:
+    with connection.cursor(row_factory=class_row(FoundLine)) as cursor:
         return cursor.execute(statement, ids).fetchall()
 
 
-def _search_waiting(connection: psycopg.Connection, schema: str, wanted: Search, after: str | None) -> Page:
+def _search_waiting(connection: psycopg.Connection, schema: str, wanted: Search, after: str | None) -> FoundPage:
     if after is not None and not (after.isascii() and after.isdigit() and len(after) < 19):
         raise UsageError(f"{after[:80]!r} begins no page")
     has_key = wanted.aggregate_type is not None and wanted.aggregate_id is not None
@@ -205,13 +205,13 @@ def _search_waiting(connection: psycopg.Connection, schema: str, wanted: Search,
     query = SEARCH_WAITING.format(rows=rows, columns=COLUMNS, matches=matches, limit=ROWS + 1)
     with connection.cursor() as cursor:
         found = cursor.execute(query).fetchall()
-    lines = [Line(*row[:-2]) for row in found]
+    lines = [FoundLine(*row[:-2]) for row in found]
     if len(lines) > ROWS:
-        return Page(lines[:ROWS], str(lines[ROWS - 1].id))
+        return FoundPage(lines[:ROWS], str(lines[ROWS - 1].id))
     if is_all:
-        return Page(lines, None)
+        return FoundPage(lines, None)
     last, looked = found[0][-2:] if found else one(connection.execute(END_OF_SCAN.format(rows=rows)).fetchone())
-    return Page(lines, str(last) if looked == SCANNED else None)
+    return FoundPage(lines, str(last) if looked == SCANNED else None)
 
 
 def _matches(wanted: Search, at: str) -> Composed | SQL:
@@ -252,35 +252,35 @@ SEARCH_SENT = SQL("""
 """)
 
 
-def _search_sent(connection: psycopg.Connection, schema: str, wanted: Search, after: str | None) -> Page:
+def _search_sent(connection: psycopg.Connection, schema: str, wanted: Search, after: str | None) -> FoundPage:
     oldest = _oldest_day(connection, schema)
     if oldest is None:
-        return Page([], None)
+        return FoundPage([], None)
     today = now(connection).date()
     place = Place.of(after) if after else _start(connection, schema, wanted, today)
     if place.day > today:
         place = Place(today, _size(connection, schema, today), 0)
     first = max(oldest, wanted.since.astimezone(UTC).date() if wanted.since else oldest)
-    matches, lines, left = _matches(wanted, "sent_at"), list[Line](), BLOCKS
+    matches, lines, left = _matches(wanted, "sent_at"), list[FoundLine](), BLOCKS
     while place.day >= first:
         low = max(0, place.block + (1 if place.line else 0) - min(STEP, left))
         found = _of_blocks(connection, schema, place, low=low, matches=matches, limit=ROWS + 1 - len(lines))
         lines += found
         if len(lines) > ROWS:
-            return Page(lines[:ROWS], str(lines[ROWS - 1].place))
+            return FoundPage(lines[:ROWS], str(lines[ROWS - 1].place))
         left -= place.block - low + 1
         if low and wanted.since and _is_before(connection, schema, Place(place.day, low, 0), wanted.since):
-            return Page(lines, None)
+            return FoundPage(lines, None)
         day = place.day - timedelta(days=1)
         place = Place(place.day, low, 0) if low else Place(day, _size(connection, schema, day), 0)
         if left <= 0 and place.day >= first:
-            return Page(lines, str(place), _time_at(connection, schema, place))
-    return Page(lines, None)
+            return FoundPage(lines, str(place), _time_at(connection, schema, place))
+    return FoundPage(lines, None)
 
 
 def _of_blocks(
     connection: psycopg.Connection, schema: str, until: Place, *, low: int, matches: Composed | SQL, limit: int
-) -> list[Line]:
+) -> list[FoundLine]:
     statement = SEARCH_SENT.format(
         schema=Identifier(schema),
         columns=COLUMNS,
@@ -290,7 +290,7 @@ def _of_blocks(
         matches=matches,
         limit=limit,
     )
-    with connection.cursor(row_factory=class_row(Line)) as cursor:
+    with connection.cursor(row_factory=class_row(FoundLine)) as cursor:
         return cursor.execute(statement).fetchall()
 
 

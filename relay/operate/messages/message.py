@@ -17,7 +17,7 @@ from relay.operate.messages.whereabouts import RowId
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class FoundMessage:
     """A message without what it says: no payload, and no headers."""
 
     id: int
@@ -72,14 +72,14 @@ AUDIT = SQL("""
 REVEALED = 100_000  # characters or bytes of a payload
 
 
-def read_message(connection: psycopg.Connection, schema: str, row: RowId, place: Place | None) -> Message:
+def read_message(connection: psycopg.Connection, schema: str, row: RowId, place: Place | None) -> FoundMessage:
     """Return one message; a sent one by its place.
 
     Raises:
         NotFoundError: no row of this id is there; it may have gone on to another state.
     """
     rows, which = _where(schema, row, place)
-    with connection.cursor(row_factory=class_row(Message)) as cursor:
+    with connection.cursor(row_factory=class_row(FoundMessage)) as cursor:
         found = cursor.execute(READ.format(rows=rows, which=which)).fetchone()
     if found is None:
         raise NotFoundError(f"message {row} is not here any more: look for it by its message id")
@@ -87,7 +87,7 @@ def read_message(connection: psycopg.Connection, schema: str, row: RowId, place:
 
 
 def reveal_message(
-    connection: psycopg.Connection, schema: str, message: Message, *, place: Place | None, by: str, why: str | None
+    connection: psycopg.Connection, schema: str, message: FoundMessage, *, place: Place | None, by: str, why: str | None
 ) -> Content:
     """Return what a message says, and note who has read it: both, or neither.
 
@@ -122,7 +122,7 @@ def _where(schema: str, row: RowId, place: Place | None) -> tuple[Composed, Comp
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedBy:
     """A consumer that has applied a message."""
 
     consumer: str
@@ -130,7 +130,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBack:
     """A consumer that holds a message back, to try it again."""
 
     consumer: str
@@ -150,11 +150,11 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Handling:
     """What the consumers of one database have done with a message."""
 
-    applied: list[Applied]
-    held: list[Held]
+    applied: list[AppliedBy]
+    held: list[HeldBack]
 
 
 # The inbox's key begins with the consumer: steps through the index find the consumers, then each one's message.
@@ -185,26 +185,26 @@ AUDITED = SQL("""
 """)
 
 
-def read_outcome(connection: psycopg.Connection, schema: str, message: Message) -> Outcome:
+def read_outcome(connection: psycopg.Connection, schema: str, message: FoundMessage) -> Handling:
     """Return what became of a message after the relay, as the database of an inbox knows."""
     names = {
         "schema": Identifier(schema),
         "day": Literal(message.created_at.astimezone(UTC).date().isoformat()),
         "inbox_ids": Literal(_inbox_ids(message)),
     }
-    return Outcome(
-        applied=_all(connection, APPLIED.format(**names), Applied),
-        held=_all(connection, HELD.format(**names), Held),
+    return Handling(
+        applied=_all(connection, APPLIED.format(**names), AppliedBy),
+        held=_all(connection, HELD.format(**names), HeldBack),
     )
 
 
-def _inbox_ids(message: Message) -> list[UUID]:
+def _inbox_ids(message: FoundMessage) -> list[UUID]:
     """Return the ids by which an inbox may know it, whichever its scope is."""
     by_writer = [id_of_writer(message.message_id, message.written_as)] if message.written_as else []
     return [message.message_id, *by_writer]
 
 
-def read_audit(connection: psycopg.Connection, schema: str, message: Message) -> list[Audited]:
+def read_audit(connection: psycopg.Connection, schema: str, message: FoundMessage) -> list[Audited]:
     """Return what operators have done with a message."""
     names = {"schema": Identifier(schema), "text": Literal(str(message.message_id)), "id": Literal(str(message.id))}
     return _all(connection, AUDITED.format(**names), Audited)

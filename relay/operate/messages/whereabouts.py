@@ -20,8 +20,7 @@ SENT_TIMEOUT = 20.0  # seconds; the days of sent rows have no index by id, and a
 
 # What waits comes first: it is found at once.
 FIND = SQL("""
-    SELECT id, message_id, state, sent_at, available_at > now() AS is_delayed, available_at, held_behind, quarantine,
-           substring(last_error FROM '^waits behind message (\\d+)')::bigint AS waits_behind
+    SELECT id, message_id, state, sent_at, available_at > now() AS is_delayed, available_at, held_behind, quarantine
     FROM {schema}.message_state
     WHERE state IN ({states})
         AND (id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))
@@ -29,7 +28,7 @@ FIND = SQL("""
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', {milliseconds}, true)")
 
 
-class Missing(StrEnum):
+class WhyMissing(StrEnum):
     """Why no row was found, as a command says it."""
 
     UNKNOWN = "no row of the outbox has this id: it was never committed, or its day was dropped"
@@ -53,7 +52,6 @@ class Found:
     available_at: datetime | None
     held_behind: int | None
     quarantine: int | None
-    waits_behind: int | None
 
     @property
     def words(self) -> str:
@@ -62,11 +60,10 @@ class Found:
             case "sent":
                 return f"it was sent at {_moment(self.sent_at)}"
             case "parked":
-                behind = f" behind {self.held_behind}" if self.held_behind else ""
-                return f"it is parked{behind}: see `relay parked show {self.id}`"
+                return f"it is parked{self._behind}: see `relay parked show {self.id}`"
             case "quarantined":
-                behind = f" behind {self.waits_behind}" if self.waits_behind else ""
-                return f"it is quarantined in route {self.quarantine}{behind}: see `relay quarantine show {self.id}`"
+                place = f"in route {self.quarantine}{self._behind}"
+                return f"it is quarantined {place}: see `relay quarantine show {self.id}`"
             case "archived":
                 return f"it is archived: `relay parked restore {self.id}` parks it again"
             case "discarded":
@@ -75,24 +72,30 @@ class Found:
                 return f"it is pending{self._pending_words}"
 
     @property
+    def _behind(self) -> str:
+        return f" behind {self.held_behind}" if self.held_behind else ""
+
+    @property
     def _pending_words(self) -> str:
         if self.quarantine is not None:
             return f", and tries route {self.quarantine} just now"
         return f", and due at {_moment(self.available_at)}" if self.is_delayed else ""
 
 
-def find_rows(connection: psycopg.Connection, schema: str, wanted: Collection[RowId]) -> dict[RowId, Found | Missing]:
+def find_rows(
+    connection: psycopg.Connection, schema: str, wanted: Collection[RowId]
+) -> dict[RowId, Found | WhyMissing]:
     """Return for each id the row that has it, or why no row was found."""
     found = _find(connection, schema, wanted, is_sent=False)
     missing = [each for each in wanted if each not in found]
-    lack = Missing.UNKNOWN
+    lack = WhyMissing.UNKNOWN
     if missing:
         try:
             with connection.transaction():
                 connection.execute(SET_TIMEOUT.format(milliseconds=str(round(SENT_TIMEOUT * 1000))))
                 found |= _find(connection, schema, missing, is_sent=True)
         except psycopg.errors.QueryCanceled:
-            lack = Missing.UNREAD
+            lack = WhyMissing.UNREAD
     return {each: found.get(each, lack) for each in wanted}
 
 

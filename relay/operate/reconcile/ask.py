@@ -14,8 +14,8 @@ from relay.errors import OutboxError, UsageError
 from relay.operate.letters.letter import Held
 from relay.operate.letters.letter import Selection as Letters
 from relay.operate.letters.read import read_letters
-from relay.operate.messages.whereabouts import Missing, find_rows
-from relay.operate.reconcile.inbox import OWN, Inbox
+from relay.operate.messages.whereabouts import WhyMissing, find_rows
+from relay.operate.reconcile.inbox import OWN, InboxReader
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.report import Report
 from relay.operate.reconcile.run import Question, Show, reconcile
@@ -30,7 +30,7 @@ LONGEST_GRACE = timedelta(days=36_500)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ReconcileRequest:
     """What to compare, as an operator writes it: `since` and `until` are moments, or lengths of time ago."""
 
     since: str
@@ -47,7 +47,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reconciled:
     """The report, and in words where each named message is that was not compared."""
 
     report: Report
@@ -57,14 +57,14 @@ class Told:
 def ask(
     outbox: DatabaseSettings,
     inbox: DatabaseSettings,
-    asked: Asked,
+    asked: ReconcileRequest,
     *,
     timeout: float,
     broker: BrokerSettings | None = None,
     inbox_url: str = OWN,
     show: Show = lambda *_: None,
-) -> Told:
-    """Compare; nothing is changed.
+) -> Reconciled:
+    """Compare; nothing is changed. It runs event loops, so a coroutine calls it in a thread.
 
     Args:
         timeout: seconds for each statement.
@@ -73,12 +73,12 @@ def ask(
     Raises:
         UsageError: a moment or a length of time cannot be.
         NotFoundError: no consumer is named, and the inbox knows no consumer.
-        OutboxError: as `session` and `Inbox.open`.
+        OutboxError: as `session` and `InboxReader.open`.
     """
     asyncio.run(refuse_pooler(outbox))
     with (
         session(outbox, timeout=timeout) as connection,
-        Inbox.open(inbox, timeout=timeout, url=inbox_url) as opened,
+        InboxReader.open(inbox, timeout=timeout, url=inbox_url) as opened,
     ):
         moment = now(connection)
         first, end = parse_interval(asked.since, asked.until, moment)
@@ -104,7 +104,7 @@ def ask(
         report = reconcile(
             connection, outbox.schema_name, opened, question, look_up_dead=letters.message_ids, show=show
         )
-        return Told(report, [*_not_compared(connection, outbox.schema_name, question), *letters.unread])
+        return Reconciled(report, [*_not_compared(connection, outbox.schema_name, question), *letters.unread])
 
 
 class _DeadLetters:
@@ -138,5 +138,5 @@ def _not_compared(outbox: psycopg.Connection, schema: str, question: Question) -
     return [
         f"{message_id} is not compared: {row.words}"
         for message_id, row in find_rows(outbox, schema, question.selection.message_ids or []).items()
-        if isinstance(row, Missing) or row.sent_at is None or not since <= row.sent_at < until
+        if isinstance(row, WhyMissing) or row.sent_at is None or not since <= row.sent_at < until
     ]

@@ -2,7 +2,7 @@
 
 What has no partner is only a candidate: a message may have been applied long before or after the time that was read.
 And a row may be of any day. So candidates are looked up, some at a time, before they count. In memory are these, and
-the first ones that are told.
+the first ones that are named.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 from uuid import UUID
 
-from relay.operate.reconcile.inbox import Entry, Handled
+from relay.operate.reconcile.inbox import AppliedMessage, Handled
 from relay.operate.reconcile.report import Consumer, Count, Duplicate, Lost, Missing
 from relay.operate.reconcile.table import TableRow
 
@@ -22,7 +22,7 @@ IDS_KEPT = 50  # of missing messages: more are no command line
 
 LookUpApplied = Callable[[Sequence[tuple[str, str]]], set[tuple[str, str]]]
 LookUpDead = Callable[[str], Set[str]]  # of a queue: the message ids of its dead letters
-LookUpLost = Callable[[Sequence[Entry]], list[Entry]]
+LookUpLost = Callable[[Sequence[AppliedMessage]], list[AppliedMessage]]
 
 
 class Comparison:
@@ -57,7 +57,7 @@ class Comparison:
         self._look_up_dead = look_up_dead
         self._look_up_lost = look_up_lost
         self._unapplied: list[tuple[str, TableRow]] = []
-        self._without_row: list[Entry] = []
+        self._without_row: list[AppliedMessage] = []
         self.counts: Counter[tuple[date, str]] = Counter()
         self.missing_types: set[str] = set()
         self.missing_ids: dict[str, None] = {}
@@ -66,7 +66,7 @@ class Comparison:
         self.duplicates = 0
         self.duplicates_first: list[Duplicate] = []
 
-    def run(self, rows: Iterable[TableRow], entries: Iterable[Entry]) -> None:
+    def run(self, rows: Iterable[TableRow], entries: Iterable[AppliedMessage]) -> None:
         """Compare them all; both come in the order of message_id."""
         for found, applied in joined(rows, entries):
             if found:
@@ -90,7 +90,7 @@ class Comparison:
         """Return the meant rows by day and state."""
         return [Count(day, state, rows) for (day, state), rows in sorted(self.counts.items())]
 
-    def _see_rows(self, rows: Sequence[TableRow], entries: Sequence[Entry]) -> None:
+    def _see_rows(self, rows: Sequence[TableRow], entries: Sequence[AppliedMessage]) -> None:
         expected: dict[str, TableRow] = {}  # by the role that wrote it
         for row in rows:
             if row.is_meant:
@@ -154,7 +154,9 @@ class Comparison:
                 tally.lost_first.append(Lost(UUID(entry.message_id), entry.processed_at))
 
 
-def joined(rows: Iterable[TableRow], entries: Iterable[Entry]) -> Iterator[tuple[Sequence[TableRow], Sequence[Entry]]]:
+def joined(
+    rows: Iterable[TableRow], entries: Iterable[AppliedMessage]
+) -> Iterator[tuple[Sequence[TableRow], Sequence[AppliedMessage]]]:
     """Yield the rows and the entries of each message id that either has; both come in its order."""
     left = groupby(rows, key=attrgetter("message_id"))
     right = groupby(entries, key=attrgetter("message_id"))

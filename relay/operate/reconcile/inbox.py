@@ -1,4 +1,4 @@
-"""What consumers have applied, as their inbox tells; it may be in a separate database."""
+"""What consumers have applied, as their inbox has it; it may be in a separate database."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from relay.servers.postgres.database import connect, refuse_pooler
 OWN, FLAG = "database.url", "--inbox"  # where the URL of the inbox is
 
 
-class Entry(NamedTuple):
+class AppliedMessage(NamedTuple):
     """A message that a consumer has applied."""
 
     message_id: str
@@ -99,7 +99,7 @@ REPEATED_KEYS = SQL("""
 """)
 
 
-class Inbox:
+class InboxReader:
     """A session in the database of an inbox."""
 
     def __init__(self, connection: psycopg.Connection, database: DatabaseSettings, timeout: float, url: str) -> None:
@@ -110,7 +110,7 @@ class Inbox:
 
     @classmethod
     @contextmanager
-    def open(cls, database: DatabaseSettings, *, timeout: float, url: str) -> Iterator["Inbox"]:
+    def open(cls, database: DatabaseSettings, *, timeout: float, url: str) -> Iterator["InboxReader"]:
         """Connect.
 
         Args:
@@ -150,7 +150,7 @@ class Inbox:
         return {name: noted.get(name, NOTHING_NOTED) for name in consumers}
 
     @contextmanager
-    def list_entries(self, interval: Interval, consumers: Sequence[str]) -> Iterator[Iterator[Entry]]:
+    def list_entries(self, interval: Interval, consumers: Sequence[str]) -> Iterator[Iterator[AppliedMessage]]:
         """Sort in the database what was applied in the interval, and give it in the order of message_id."""
         statement = self.entries_statement(interval, consumers)
         with ExitStack() as stack:
@@ -185,9 +185,9 @@ class Inbox:
             rows = self._connection.execute(self._sql(REPEATED_KEYS), values).fetchall()
         return rows[0][-1] if rows else 0, [RepeatedKey(*row[:-1]) for row in rows]
 
-    def _read(self, entries: Iterator[TupleRow]) -> Iterator[Entry]:
+    def _read(self, entries: Iterator[TupleRow]) -> Iterator[AppliedMessage]:
         with self._words():
-            yield from map(Entry._make, entries)
+            yield from map(AppliedMessage._make, entries)
 
     @contextmanager
     def _words(self) -> Iterator[None]:

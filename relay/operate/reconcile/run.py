@@ -16,7 +16,7 @@ import psycopg
 from relay.consume.failed.queues import dead_queue_name
 from relay.errors import NotFoundError
 from relay.operate.reconcile.compare import Comparison, LookUpDead
-from relay.operate.reconcile.inbox import Entry, Inbox
+from relay.operate.reconcile.inbox import AppliedMessage, InboxReader
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.mend import mend_command
 from relay.operate.reconcile.report import Mend, RepeatedKey, Report
@@ -45,7 +45,7 @@ class Question:
 def reconcile(
     outbox: psycopg.Connection,
     schema: str,
-    inbox: Inbox,
+    inbox: InboxReader,
     question: Question,
     *,
     look_up_dead: LookUpDead = lambda _: frozenset(),
@@ -84,7 +84,9 @@ def reconcile(
     return _report(question, kept_from, comparison, repeated)
 
 
-def _still_lost(outbox: psycopg.Connection, schema: str, grace: timedelta, candidates: Sequence[Entry]) -> list[Entry]:
+def _still_lost(
+    outbox: psycopg.Connection, schema: str, grace: timedelta, candidates: Sequence[AppliedMessage]
+) -> list[AppliedMessage]:
     found = find_ids(outbox, schema, list({entry.message_id for entry in candidates}))
     judged_from = _judged_from(first_day(outbox, schema), grace)  # a day may have been dropped since
     return [e for e in candidates if e.message_id not in found and e.processed_at >= judged_from]

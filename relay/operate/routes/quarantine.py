@@ -18,13 +18,13 @@ from psycopg.sql import SQL, Composed, Identifier
 from relay.engine.session.session import ROUTES_CHANGED, nodes_channel
 from relay.engine.settle.quarantine import PROBE_INITIAL, PROBE_MAX, PROBES_A_SECOND
 from relay.errors import NotFoundError, UsageError
-from relay.operate.messages.whereabouts import Missing, RowId, as_parameters, find_rows, whereabouts
+from relay.operate.messages.whereabouts import RowId, WhyMissing, as_parameters, find_rows, whereabouts
 from relay.servers.postgres.database import one
 
 PROBE_WAIT, PROBE_POLL = 10.0, 0.1  # seconds: a probe is answered within about five
 
-# A row that only waits behind another one of its key; it keeps its own address. NULL never occurs but by hand.
-IS_BEHIND = SQL("coalesce(starts_with(last_error, 'waits behind message '), false)")
+# A row that only waits behind another one of its key; it keeps its own address.
+IS_BEHIND = SQL("held_behind IS NOT NULL")
 # Of the rows of a route those that are bound for it: all, or those named.
 CHOSEN = SQL("""state = 'quarantined' AND quarantine = %(route)s AND NOT {is_behind}
         AND (%(all)s OR id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))""")
@@ -110,7 +110,7 @@ def route_of(connection: psycopg.Connection, schema: str, named: RowId) -> Route
         if each.id == named:
             return each
     row = find_rows(connection, schema, [named])[named]
-    if isinstance(row, Missing) or row.state != "quarantined" or row.quarantine is None:
+    if isinstance(row, WhyMissing) or row.state != "quarantined" or row.quarantine is None:
         raise NotFoundError(f"neither a route nor a row in quarantine has the id {named}: {row.words}")
     return read_route(connection, schema, row.quarantine)
 

@@ -22,7 +22,7 @@ from relay.runtime.backoff import backoff
 from relay.servers.postgres.database import BACKEND, connect, one_line
 
 REST_INITIAL, REST_MAX = 0.5, 8.0  # seconds in which writers go on, between two tries
-LOOK_INTERVAL = 0.1  # seconds
+HOLDERS_LOOK = 0.1  # seconds
 
 REFUSED = (errors.LockNotAvailable, errors.DeadlockDetected)
 SET_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, false)"
@@ -84,7 +84,7 @@ class _Holder:
 class LockWait:
     """Repeats work on one session until it has got its locks, and names who keeps them from it.
 
-    A second session looks from a thread: when a statement has failed, PostgreSQL no longer tells what it waited for. It
+    A second session looks from a thread: when a statement has failed, PostgreSQL no longer shows what it waited for. It
     also ends a try whose waits come to `limits.lock_timeout` together; without it, that bounds each wait alone.
 
     Args:
@@ -170,7 +170,7 @@ class LockWait:
     def _look(self) -> None:
         try:
             with connect(self._database, application_name="outbox-relay migrate, looking for locks") as connection:
-                while not self._over.wait(LOOK_INTERVAL):
+                while not self._over.wait(HOLDERS_LOOK):
                     with self._looking:
                         found = [_Holder(*row) for row in connection.execute(HOLDERS, {"pid": self._pid})]
                         if found:

@@ -32,6 +32,7 @@ from relay.operate.sent.pace import Pace
 from relay.operate.sent.session import ReplaySession, Saved
 from relay.runtime.backoff import Stopping, backoff, unless_stopping, wait_for_event
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.stopping import GOODBYE
 
 log = get_logger(__name__)
@@ -303,7 +304,7 @@ class Replay:
                 ) as error:
                     if self.drain.is_set() or not self._is_lost(error):
                         raise
-                    self._health.degrade("database", str(error))
+                    self._health.degrade("database", Hindrance(str(error)))
                     await self._close()
                 failures += 1
                 await asyncio.sleep(backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))

@@ -1,7 +1,6 @@
 """Make a replay job, and run it as a command does: until its end or a signal, with errors in words for an operator."""
 
 import asyncio
-import gc
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_j
 from relay.operate.sent.run import Progress, Replay, RunEnd
 from relay.operate.sent.selection import Selection
 from relay.operate.sent.target import SAME, Target, Trace
+from relay.runtime.memory import collect_rarely
 from relay.runtime.stopping import stopped_by_signals
 from relay.servers.postgres.statement_fault import refused_or_lost
 
@@ -61,9 +61,7 @@ async def serve(settings: Settings, job: Job, *, rate: float | None, show: Calla
         PartlyDoneError: it was cancelled, or too much was refused.
         OutboxError: it could not begin or go on; it can be resumed.
     """
-    # As the relay itself (relay/engine/node.py): rows live for milliseconds, and they are in no cycle.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    collect_rarely()
     replay = Replay(settings, job, rate=rate, show=show)
     running = asyncio.create_task(run_in_words(replay), name="replay")
 

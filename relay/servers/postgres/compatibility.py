@@ -6,6 +6,7 @@ them. That happens, for example, after the image was rolled back.
 
 import re
 
+from psycopg import errors
 from psycopg.sql import SQL
 
 import relay
@@ -13,6 +14,8 @@ from relay.errors import SchemaError
 
 # The revision, and the note if there is one. A dump made with --no-comments has no note; then no limit is known.
 READ_TABLES = SQL("SELECT version_num, obj_description(tableoid, 'pg_class') FROM {schema}.migration")
+# What a statement raises where the tables are missing or of an earlier release, also while a relay runs.
+TABLES_MISSING = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName)
 NOTE = "oldest release that runs on these tables: "
 
 
@@ -27,6 +30,11 @@ def release_needed(note: str | None) -> str | None:
         return None
     oldest = note.removeprefix(NOTE)
     return oldest if _number(relay.__version__) < _number(oldest) else None
+
+
+def tables_missing(schema: str) -> SchemaError:
+    """Return the error for one of `TABLES_MISSING`."""
+    return SchemaError(f"the outbox tables are missing in schema {schema!r}: run `relay migrate`")
 
 
 def refuse_newer(schema: str, revision: str, note: str | None) -> None:

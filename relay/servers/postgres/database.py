@@ -14,7 +14,8 @@ from psycopg.pq import Conninfo, TransactionStatus
 
 from relay.config.settings import DatabaseSettings
 from relay.config.urls import libpq_parameters
-from relay.errors import ConfigurationError, DatabaseUnavailableError, DeadlineError
+from relay.errors import ConfigurationError, DatabaseUnavailableError, DeadlineError, PublicReason, no_answer_within
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.scrub import scrub
 
 # With these, a peer that died silently is noticed within about 10 s, during a wait and on an idle connection.
@@ -26,22 +27,27 @@ KEEPALIVE = {
     "tcp_user_timeout": 10_000,
 }
 
-CANCEL_TIMEOUT = 1.0  # seconds in which a living server cancels a statement
+CANCEL_TIMEOUT = 1.0  # seconds in which a server that lives cancels a statement
 TAKES = "postgresql://user:password@host:5432/database"
 SERVER_SAYS = re.compile(r"\w:  \S")
 
-# A server's default for all applications may be stricter: then the relay's statements make each other fail with 40001.
+# A server's default for all applications may be stricter: then statements of ours end each other with 40001.
 READ_COMMITTED = "SET default_transaction_isolation = 'read committed'"
 
+LENT_OUT = (
+    "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions."
+    " The relay's locks need one session"
+)
+NAME_SERVER = "name the server itself, or a pool with pool_mode = session"
 BACKEND = "SELECT pg_backend_pid()"
-LOOKS = 5  # in an idle pool one look is enough; a busy pool lends its processes in any order
-LOOK_TIMEOUT = 5.0  # seconds for all looks
+LOOKS = 5  # one would do in an idle pool; a busy one hands processes out in any order
+LOOK_TIMEOUT = 5.0  # seconds for all of them
 
 
-SILENT, LOST, OTHER = "silent", "lost", "other"  # silent for too long; ended without an SQLSTATE; another condition
+SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
 
-# PostgreSQL's names of the conditions for which it ends a session, or no longer serves it. The label `reason` of the
-# metrics takes only these: docs/metrics.md explains each, and no server can fill Prometheus with other texts.
+# PostgreSQL's words for why it ended a session, or serves it no more, as the label `reason` of the metrics has them.
+# A closed list: docs/metrics.md lists each, and no server can fill Prometheus with its own words.
 LOSSES = frozenset(
     {
         "admin_shutdown",
@@ -60,6 +66,45 @@ LOSSES = frozenset(
         "too_many_connections",
         "transaction_timeout",
     }
+)
+
+# What a stranger may know of an error, by the SQLSTATE or its beginning.
+PUBLIC = {
+    "25006": PublicReason.READ_ONLY,
+    "25P03": PublicReason.SESSION_ENDED,  # idle_in_transaction_session_timeout
+    "25P04": PublicReason.SESSION_ENDED,  # transaction_timeout
+    "28": PublicReason.ACCESS_REFUSED,
+    "42501": PublicReason.ACCESS_REFUSED,
+    "53100": PublicReason.NO_SPACE,
+    "53300": PublicReason.TOO_MANY_CONNECTIONS,
+    "55P03": PublicReason.LOCK_TIMEOUT,
+    "57014": PublicReason.STATEMENT_TIMEOUT,
+    "57P": PublicReason.SESSION_ENDED,
+}
+# libpq hides the SQLSTATE of a refused connection, and errors of the kernel and the resolver have no such code.
+SAID_OF_CONNECTIONS = tuple(
+    (re.compile(words, re.IGNORECASE | re.ASCII), public)
+    for words, public in (
+        ("connection refused", PublicReason.CONNECTION_REFUSED),
+        ("connection (?:was )?reset|reset by peer|broken pipe", PublicReason.CONNECTION_RESET),
+        ("no route to host", PublicReason.NO_ROUTE),
+        ("network is unreachable", PublicReason.NETWORK_UNREACHABLE),
+        ("connection timed out|timeout expired", PublicReason.CONNECTION_TIMED_OUT),
+        (
+            "not known|name resolution|could not translate host name|no address associated",
+            PublicReason.NAME_NOT_RESOLVED,
+        ),
+        ("certificate|ssl|tls", PublicReason.TLS_FAILED),
+        (r"authentication failed|no pg_hba\.conf entry|permission denied", PublicReason.ACCESS_REFUSED),
+        ("too many clients|remaining connection slots|too many connections", PublicReason.TOO_MANY_CONNECTIONS),
+        ("terminating connection", PublicReason.SESSION_ENDED),
+        ("the database system is starting up", PublicReason.STARTING_UP),
+        ("the database system is shutting down", PublicReason.SHUTTING_DOWN),
+        ("the database system is in recovery mode", PublicReason.IN_RECOVERY),
+        ("server closed the connection unexpectedly", PublicReason.CLOSED_UNEXPECTEDLY),
+        ("read[- ]only", PublicReason.READ_ONLY),
+        ("connection lost|the connection is lost", PublicReason.CONNECTION_LOST),
+    )
 )
 
 
@@ -119,22 +164,22 @@ def each_host(database: DatabaseSettings) -> list[dict[str, str]]:
 
 
 def host_of(connection: psycopg.Connection) -> str:
-    """Return the host and port that a connection leads to, from wherever libpq took them."""
+    """Name the host and port that a connection leads to, wherever libpq found them."""
     return f"{connection.info.host}:{connection.info.port}"
 
 
 def login_of(connection: psycopg.Connection) -> str:
-    """Return the database that a connection leads to, its host and port, and the user, as text."""
+    """Name the database that a connection leads to, its host and port, and the user."""
     return f"database {connection.info.dbname} on {host_of(connection)}, as user {connection.info.user}"
 
 
 def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: Any) -> psycopg.Connection:
-    """Return a connection in autocommit mode, for transactions that are READ COMMITTED.
+    """Open a connection in autocommit mode, for transactions that are READ COMMITTED.
 
     Args:
-        is_lent: a pooler may lend the session to an application later, so nothing is set in it.
+        is_lent: a pooler may lend the session to an application after us; nothing is set in it.
     Raises:
-        DatabaseUnavailableError: no host of the URL accepts the connection; libpq's text says why.
+        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words say why.
     """
     try:
         connection = psycopg.connect(conninfo(database, **overrides), autocommit=True)
@@ -142,22 +187,22 @@ def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: A
             connection.execute(READ_COMMITTED)
         return connection
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error)) from error
+        raise unavailable(error) from error
 
 
 async def connect_async(
     database: DatabaseSettings, *, last: Host | None = None, is_lent: bool = False, **overrides: Any
-) -> "Connection":
-    """Return an asyncio connection in autocommit mode, for transactions that are READ COMMITTED.
+) -> "DatabaseConnection":
+    """Open an asyncio connection in autocommit mode, for transactions that are READ COMMITTED.
 
     Args:
-        last: a host of the URL that is tried after all others.
+        last: one of the URL's hosts, to be tried after all others.
         is_lent: as for `connect`.
     Raises:
-        DatabaseUnavailableError: no host of the URL accepts the connection; libpq's text says why.
+        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words say why.
     """
     try:
-        connection = await Connection.connect(conninfo(database, last=last, **overrides), autocommit=True)
+        connection = await DatabaseConnection.connect(conninfo(database, last=last, **overrides), autocommit=True)
         try:
             if not is_lent:
                 async with asyncio.timeout(database.command_timeout):
@@ -167,30 +212,60 @@ async def connect_async(
             raise
         return connection
     except TimeoutError as error:
-        raise DatabaseUnavailableError(f"no answer within {database.command_timeout:g} s") from error
+        public = no_answer_within(database.command_timeout)
+        raise DatabaseUnavailableError(public, public=public) from error
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error)) from error
+        raise unavailable(error) from error
+
+
+def unavailable(error: psycopg.Error) -> DatabaseUnavailableError:
+    """Return the error of ours for a connection that was refused, not made, or lost."""
+    return DatabaseUnavailableError(one_line(error), is_refusal=is_refusal(error), public=public_reason(error))
+
+
+def hindrance_of(error: BaseException) -> Hindrance:
+    """Return what an error of the database says, on one line."""
+    return Hindrance(one_line(error), public_reason(error))
+
+
+def session_lost(error: BaseException) -> Hindrance:
+    """Return in words that a session was lost, and by which error."""
+    public = public_reason(error)
+    is_unnamed = public == PublicReason.UNNAMED
+    return Hindrance(f"session lost: {one_line(error)}", PublicReason.CONNECTION_LOST if is_unnamed else public)
+
+
+def public_reason(error: BaseException) -> str:
+    """Return what a stranger may know of an error of the database, the driver or ours."""
+    if isinstance(error, (DatabaseUnavailableError, DeadlineError)):
+        return error.public
+    if not isinstance(error, psycopg.Error):
+        return PublicReason.UNNAMED
+    if code := error.sqlstate:
+        return next((public for prefix, public in PUBLIC.items() if code.startswith(prefix)), PublicReason.UNNAMED)
+    said = str(error)
+    return next((public for words, public in SAID_OF_CONNECTIONS if words.search(said)), PublicReason.UNNAMED)
 
 
 def is_refusal(error: psycopg.Error) -> bool:
     """Whether a server answered a connection, and refused it: a wrong password, no such role or database."""
-    # libpq does not pass on the SQLSTATE of such an answer, and the text depends on the server's language. But a
-    # server's answer has two spaces after the severity ("FATAL:  password ..."), and libpq's own errors do not.
+    # libpq keeps the SQLSTATE of such an answer to itself, and its words depend on the server's language. But it puts
+    # two spaces behind the severity of what a server says ("FATAL: password ..."), and libpq itself does not.
     return error.sqlstate is None and SERVER_SAYS.search(str(error)) is not None
 
 
-class Connection(psycopg.AsyncConnection):
+class DatabaseConnection(psycopg.AsyncConnection):
     """A connection whose interrupted statement ends within `CANCEL_TIMEOUT`, also when the server is silent.
 
-    psycopg asks the server to cancel the statement, so that it keeps no lock. For a silent server psycopg waits up to
-    10 s. A stop of the relay would take that long for each interrupted statement.
+    psycopg asks the server to cancel the statement, which keeps no lock then. For a silent server psycopg waits up to
+    10 s. A stop of the relay would take as long, and once for each statement that is interrupted.
     """
 
     _pulling: asyncio.TimerHandle | None = None
-    ended_in_wait = False  # ended by the server, or by psycopg, which gives up a statement that cannot be cancelled
+    ended_in_wait = False  # by the server, or by psycopg, which gives up a statement that cannot be cancelled
 
     async def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
-        was_broken = self.broken  # for example by `pgconn.finish()`
+        was_broken = self.broken  # by `pgconn.finish()`, for one
         try:
             return await super().wait(gen, *args, **kwargs)
         finally:
@@ -251,13 +326,11 @@ async def require_session(connection: psycopg.AsyncConnection, database: Databas
     except (psycopg.Error, TimeoutError) as error:
         raise DatabaseUnavailableError(
             "a pooler answers, and gives us no second connection to find out whether it keeps sessions:"
-            f" {one_line(error) or f'no answer within {LOOK_TIMEOUT:g} s'}"
+            f" {one_line(error) or no_answer_within(LOOK_TIMEOUT)}",
+            public=no_answer_within(LOOK_TIMEOUT) if isinstance(error, TimeoutError) else public_reason(error),
         ) from error
     if not is_kept:
-        raise ConfigurationError(
-            "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions."
-            " The relay's locks need one session: name the server itself, or a pool with pool_mode = session"
-        )
+        raise ConfigurationError(f"{LENT_OUT}: {NAME_SERVER}")
 
 
 async def _is_kept(connection: psycopg.AsyncConnection, other: psycopg.AsyncConnection) -> bool:

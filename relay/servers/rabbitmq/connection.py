@@ -1,6 +1,7 @@
 """Connections to RabbitMQ: a list of hosts, a deadline on every step, and no password in any error."""
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
@@ -17,6 +18,8 @@ from aiormq.exceptions import (
     AMQPConnectionError,
     AMQPError,
     AuthenticationError,
+    ChannelAccessRefused,
+    ChannelInvalidStateError,
     ConnectionClosed,
     InvalidFrameError,
     ProbableAuthenticationError,
@@ -26,19 +29,20 @@ from pamqp.commands import Connection as Methods
 from yarl import URL
 
 from relay.config.settings import BrokerSettings
-from relay.config.tls import error_words, tls_context
-from relay.errors import BrokerUnavailableError
+from relay.config.tls import TlsFileError, error_words, tls_context
+from relay.errors import BrokerUnavailableError, ConsumerError, PublicReason, no_answer_within
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.scrub import scrub
-from relay.servers.rabbitmq.hosts import Host, broker_urls, in_turn
+from relay.servers.rabbitmq.hosts import BrokerHost, broker_urls, in_turn
 from relay.servers.rabbitmq.insides import UnderlayFactory, hear_of_blocks, last_frame_at, write_queue
 
-HEARTBEATS_UNTIL_GONE = 2  # heartbeats for which a peer sends nothing, or its kernel takes nothing, until it is lost
-MISSED_HEARTBEATS = 1.5  # heartbeats of silence that the relay reports; the library gives up after more than three
-CLOSE_TIMEOUT = 1.0  # seconds in which a living broker answers a close
-ACCESS_REFUSED, NOT_ALLOWED = 403, 530  # AMQP's codes when it refuses a user, or a virtual host
-SILENT, LOST, OTHER = "silent", "lost", "other"  # silent for too long; ended without a reply code; another code
-# AMQP's names of the reply codes with which the broker ends a connection. The label `reason` of the metrics takes only
-# these.
+HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
+MISSED_HEARTBEATS = 1.5  # after which nothing goes through; the library waits three times as long, and a bit
+CLOSE_TIMEOUT = 1.0  # seconds in which a broker that lives answers a close
+ACCESS_REFUSED, NOT_ALLOWED = 403, 530  # AMQP's codes for a user, and for a virtual host
+UNNAMED = PublicReason.UNNAMED
+SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
+# AMQP's words for why the broker ends a connection, as the label `reason` of the metrics has them: a closed list.
 ENDS = frozenset(
     {
         "access_refused",
@@ -56,6 +60,38 @@ ENDS = frozenset(
         "unexpected_frame",
     }
 )
+CHANNEL_LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
+ALARMS = frozenset({"memory", "disk", "memory & disk"})  # RabbitMQ's words for what it is low on
+
+# What a stranger may know of an error that ends a connection, or keeps one from being made.
+PUBLIC_BY_END = {
+    "access_refused": PublicReason.ACCESS_REFUSED,
+    "not_allowed": PublicReason.ACCESS_REFUSED,
+    "connection_forced": PublicReason.SESSION_ENDED,
+}
+PUBLIC_BY_TYPE: dict[type[BaseException] | tuple[type[BaseException], ...], PublicReason] = {
+    (ssl.SSLError, TlsFileError): PublicReason.TLS_FAILED,
+    (AuthenticationError, ProbableAuthenticationError, ChannelAccessRefused): PublicReason.ACCESS_REFUSED,
+    ConnectionRefusedError: PublicReason.CONNECTION_REFUSED,
+    (ConnectionResetError, BrokenPipeError): PublicReason.CONNECTION_RESET,
+}
+PUBLIC_BY_ERRNO = {
+    errno.EHOSTUNREACH: PublicReason.NO_ROUTE,
+    errno.ENETUNREACH: PublicReason.NETWORK_UNREACHABLE,
+    errno.ETIMEDOUT: PublicReason.CONNECTION_TIMED_OUT,
+}
+
+
+class BrokerSilentError(TimeoutError):
+    """The broker has said nothing for too long.
+
+    Attributes:
+        public: what strangers may know of it.
+    """
+
+    def __init__(self, words: str, public: str) -> None:
+        super().__init__(words)
+        self.public = public
 
 
 class Connection(aio_pika.Connection):
@@ -74,7 +110,7 @@ class Connection(aio_pika.Connection):
         ConnectionParameter(name="transport_factory", parser=lambda factory: factory, is_kwarg=True),
     )
 
-    def __init__(self, host: Host, broker: BrokerSettings, name: str) -> None:
+    def __init__(self, host: BrokerHost, broker: BrokerSettings, name: str) -> None:
         self.host = host
         self._heartbeat = broker.heartbeat
         self._socket = _Socket(host, timeout=broker.heartbeat * HEARTBEATS_UNTIL_GONE)
@@ -112,53 +148,56 @@ class Connection(aio_pika.Connection):
 
     @property
     def blocked_seconds(self) -> float:
-        """Return for how many seconds the broker has blocked this connection in all."""
+        """For how long the broker has blocked us, until now."""
         now = self.loop.time() - self._blocked_at if self.blocked is not None else 0.0
         return self._blocked_before + now
 
     @property
     def silent_for(self) -> float:
-        """Return for how many seconds no frame has come: an idle broker sends a heartbeat each `broker.heartbeat`."""
+        """For how many seconds nothing has come: an idle broker sends a heartbeat within each `broker.heartbeat`."""
         return self.loop.time() - last_frame_at(self._underlay)
 
     @property
-    def hindrance(self) -> str | None:
-        """Return why no message goes through an open connection; None when no fault is known."""
+    def hindrance(self) -> Hindrance | None:
+        """Why nothing goes through, as far as is known while it is open; None when nothing is known against it."""
         if self.blocked is not None:
-            return f"broker blocked ({self.blocked})"
+            words = f"broker blocked ({self.blocked})"
+            return Hindrance(words, words if self.blocked in ALARMS else PublicReason.BLOCKED)
         silence = self._heartbeat * MISSED_HEARTBEATS
-        return f"nothing has come from it for {silence:g} s" if self.silent_for > silence else None
+        if self.silent_for > silence:
+            return Hindrance.plain(f"nothing has come from it for {silence:g} s")
+        return None
 
     def clock(self) -> float:
-        """Return a time in seconds that stands still while the broker blocks this connection."""
+        """Return a time in seconds that stands still while the broker blocks us."""
         return self.loop.time() - self.blocked_seconds
 
     @property
     def tls(self) -> ssl.SSLObject | None:
-        """Return the TLS object of a connection by amqps, which has the broker's certificate."""
+        """The encryption of a connection by amqps, with the broker's certificate."""
         return self._socket.tls
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended; the library's `is_closed` only shows whether `close` was called."""
+        """Return whether it has ended; the library's `is_closed` is about our own `close`."""
         return self._closing.done()
 
     @property
     def end(self) -> BaseException | None:
-        """Return the error that ended the connection, of the broker or the socket; None while it is open."""
+        """What ended the connection: the broker's words, or what the socket said; None while it is open."""
         if not self._closing.done():
             return None
         return asyncio.CancelledError() if self._closing.cancelled() else self._closing.exception()
 
     @property
-    def loss(self) -> str | None:
-        """Return why the connection ended, as text; None while it is open."""
+    def loss(self) -> Hindrance | None:
+        """What ended the connection, in words; None while it is open."""
         if (end := self.end) is None:
             return None
-        return f"connection lost: {SILENT if isinstance(end, asyncio.CancelledError) else words(end)}"
+        return loss_by(end, SILENT if isinstance(end, asyncio.CancelledError) else words(end))
 
     async def hang_up(self) -> None:
-        """Close, with a short wait: the library would wait many seconds for a broker that does not answer."""
+        """Close, without waiting for long: a mute broker answers no close, and the library would wait for seconds."""
         closing = asyncio.create_task(self.close())
         try:
             await asyncio.wait([closing], timeout=CLOSE_TIMEOUT)
@@ -167,13 +206,13 @@ class Connection(aio_pika.Connection):
                 self._socket.abort()
                 await asyncio.wait([closing], timeout=CLOSE_TIMEOUT)
             if closing.done() and not closing.cancelled():
-                closing.exception()  # read only so that asyncio does not log it: the connection was lost before
+                closing.exception()  # lost already: nothing is left to do
 
     def _block(self, frame: Any) -> None:
         if self.blocked is None:
             self._blocked_at = self.loop.time()
         self.blocked = str(frame.reason or "no reason given").removeprefix("low on ")
-        # During an alarm, which may last, the broker reads nothing. Its full receive buffer must not count as a loss.
+        # It reads nothing now, and an alarm may last: a full receive buffer must not count as a lost peer.
         self._socket.be_patient(for_ever=True)
 
     def _unblock(self, _: Any) -> None:
@@ -184,7 +223,7 @@ class Connection(aio_pika.Connection):
 class _Socket(TransportFactory):
     """Opens the socket, and sets its time-out: the kernel would wait 15 minutes for a dead peer."""
 
-    def __init__(self, host: Host, timeout: float) -> None:
+    def __init__(self, host: BrokerHost, timeout: float) -> None:
         self._host = host
         self._timeout = timeout
         self._socket: socket.socket | None = None
@@ -225,7 +264,7 @@ async def connect(broker: BrokerSettings, name: str, *, after: Connection | None
     Raises:
         BrokerUnavailableError: no host accepts the connection; the error names each host with its reason.
     """
-    reasons, is_refusal = [], False
+    errors: list[BrokerUnavailableError] = []
     lost = after.host if after is not None else None
     async with aclosing(in_turn(broker_urls(broker), after=lost, within=broker.connect_timeout)) as hosts:
         async for host in hosts:
@@ -234,35 +273,37 @@ async def connect(broker: BrokerSettings, name: str, *, after: Connection | None
                     raise host
                 return await connect_to(host, broker, name)
             except BrokerUnavailableError as error:
-                reasons.append(str(error))
-                is_refusal |= error.is_refusal
-    raise BrokerUnavailableError("; ".join(reasons), is_refusal=is_refusal)
+                errors.append(error)
+    raise BrokerUnavailableError(
+        "; ".join(map(str, errors)),
+        is_refusal=any(error.is_refusal for error in errors),
+        public=next((error.public for error in errors if error.public != UNNAMED), UNNAMED),
+    )
 
 
-async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connection:
-    """Return a connection to this host, as `connect` does.
+async def connect_to(host: BrokerHost, broker: BrokerSettings, name: str) -> Connection:
+    """Open a connection to this host, as `connect` does.
 
     Raises:
-        BrokerUnavailableError: the host does not accept it; the error names the host and the reason. Its cause is the
-            broker's refusal.
+        BrokerUnavailableError: it does not let us in; it names the host and why. Its cause is the broker's refusal.
     """
     connection = Connection(host, broker, name)
     cause: BaseException | None = None
     try:
         await connection.connect(timeout=broker.connect_timeout)
     except TimeoutError:
-        reason = f"no answer within {broker.connect_timeout:g} s"
+        reason = public = no_answer_within(broker.connect_timeout)
     except (AMQPError, OSError) as error:
         cause = _refusal(error)
-        reason = words(cause)
+        reason, public = words(cause), public_reason(cause)
     except asyncio.CancelledError:
         # The library raises it, too, when the peer resets the connection during the handshake.
         if is_told_to_end():
             raise
-        reason = "the connection was reset"
+        reason, public = "the connection was reset", PublicReason.CONNECTION_RESET
     else:
         return connection
-    raise BrokerUnavailableError(scrub(f"{host}: {reason}"), is_refusal=_is_refusal(cause)) from cause
+    raise BrokerUnavailableError(scrub(f"{host}: {reason}"), is_refusal=_is_refusal(cause), public=public) from cause
 
 
 async def close_channel(channel: Underlay) -> None:
@@ -305,7 +346,8 @@ async def open_channel_within(connection: Connection, within: float, *, confirms
         async with answer_within("open a channel", within):
             return await open_channel(connection, confirms=confirms)
     except (AMQPError, OSError, RuntimeError) as error:
-        raise BrokerUnavailableError(connection.loss or words(error)) from error
+        reason = connection.loss or hindrance_of(error)
+        raise BrokerUnavailableError(reason, public=reason.public) from error
 
 
 @asynccontextmanager
@@ -313,49 +355,76 @@ async def answer_within(what: str, within: float) -> AsyncIterator[None]:
     """Wait for the broker's answer.
 
     Raises:
-        TimeoutError: `what` had no answer within `within` seconds.
-        ConnectionResetError: the connection was lost meanwhile; the library raises CancelledError for this.
+        BrokerSilentError: `what` had no answer within so many seconds.
+        ConnectionResetError: the connection went away meanwhile, which the library says by a CancelledError.
     """
     try:
         async with asyncio.timeout(within):
             yield
     except TimeoutError:
-        raise TimeoutError(f"{what}: no answer within {within:g} s") from None
+        silence = no_answer_within(within)
+        raise BrokerSilentError(f"{what}: {silence}", silence) from None
     except asyncio.CancelledError:
         if is_told_to_end():
             raise
         raise ConnectionResetError(f"{what}: the connection was lost") from None
     if is_told_to_end():
-        # The library swallows a cancellation while it closes a channel. The task that cancelled this one would wait
-        # without end.
+        # The library swallows a cancellation while it closes a channel; the task that asked for it would wait without
+        # end.
         raise asyncio.CancelledError
 
 
 def is_told_to_end() -> bool:
-    """Whether another task has cancelled the current one.
+    """Return whether another task has cancelled the current one.
 
-    The library raises CancelledError also without a cancellation, and swallows some real ones.
+    The library raises CancelledError also on its own account, and swallows some that were meant for us.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def words(error: BaseException) -> str:
-    """Return the text of an error of the broker or the kernel, on one line."""
+    """Return what the broker or the kernel said, on one line."""
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error_words(error)}"
-    if isinstance(error, AuthenticationError):  # raised by the library, before it sends a password
+    if isinstance(error, AuthenticationError):  # the library's own, before it has sent a password
         offered = " ".join(sorted(str(error.args[0]).split()))
         return f"the broker offers the mechanisms {offered}, and not the one of the parameter auth"
     return " ".join(_text(error.args).split()) or type(error).__name__
 
 
+def hindrance_of(error: BaseException) -> Hindrance:
+    """Return what the broker or the kernel said, on one line."""
+    return Hindrance(words(error), public_reason(error))
+
+
+def loss_by(end: BaseException | None, said: str) -> Hindrance:
+    """Return in words, with what was said, that a connection was lost, and by which error."""
+    public = UNNAMED if end is None else public_reason(end)
+    return Hindrance(f"connection lost: {said}", PublicReason.CONNECTION_LOST if public == UNNAMED else public)
+
+
+def public_reason(error: BaseException | None) -> str:
+    """Return what a stranger may know of an error: its type decides, or that of the error that it followed from."""
+    while error is not None:
+        if isinstance(error, BrokerUnavailableError | BrokerSilentError | ConsumerError):
+            return error.public
+        if isinstance(error, ConnectionClosed) and (named := PUBLIC_BY_END.get(kind_of_end(error))):
+            return named
+        if isinstance(error, OSError) and (named := PUBLIC_BY_ERRNO.get(error.errno or 0)):
+            return named
+        if named := next((public for types, public in PUBLIC_BY_TYPE.items() if isinstance(error, types)), None):
+            return named
+        error = error.__cause__
+    return UNNAMED
+
+
 def kind_of_end(end: BaseException | None) -> str:
-    """Return why a connection was lost, for a counter: a name in `ENDS`, `lost`, `silent` or `other`."""
+    """Return why a connection was lost, for a counter: a word of `ENDS`, `lost`, `silent` or `other`."""
     if isinstance(end, ConnectionClosed):
         word = _text(end.args[-1:]).partition(" ")[0].lower()
         return word if word in ENDS else OTHER
-    # The library's heartbeat ends a silent connection by a cancellation.
+    # The library's own heartbeat ends what was silent by a cancellation.
     return SILENT if isinstance(end, (TimeoutError, asyncio.CancelledError)) else LOST
 
 

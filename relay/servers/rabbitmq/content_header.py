@@ -4,7 +4,7 @@ The AMQP library cannot do this. Its decoder raises on texts that are not UTF-8,
 deep tables. It takes seconds for a header of 128 KiB, because it copies the rest of the header for each value. Its
 encoder cuts long names, and cannot write bytes or 64-bit floats.
 
-A value that cannot be decoded is left out, or shown escaped. Two headers report it: `x-undecodable` says why, and
+A value that cannot be decoded is left out, or shown escaped. Two headers report so: `x-undecodable` says why, and
 `x-raw-header` has the payload of the frame (base64). Consumers do not apply such a message (`relay.consume.message`).
 """
 
@@ -84,8 +84,8 @@ def decode_header(payload: bytes) -> ContentHeader:
 
 def mark(header: ContentHeader, fault: str, raw: Mapping[str, bytes]) -> None:
     """Add headers that say that the message cannot be decoded, with its undecoded parts."""
-    told = {name: b64encode(each).decode() for name, each in raw.items()}
-    header.properties.headers = {**(header.properties.headers or {}), UNDECODABLE: fault, **told}
+    encoded = {name: b64encode(each).decode() for name, each in raw.items()}
+    header.properties.headers = {**(header.properties.headers or {}), UNDECODABLE: fault, **encoded}
 
 
 def shown(text: bytes) -> str:

@@ -13,7 +13,7 @@ from yarl import URL
 
 from relay.config.settings import BrokerSettings
 from relay.config.urls import amqp_urls
-from relay.errors import BrokerUnavailableError, ConfigurationError
+from relay.errors import BrokerUnavailableError, ConfigurationError, PublicReason
 
 TAKES = "amqp:// or amqps:// URLs separated by commas, like amqp://user:password@host:5672/vhost"
 
@@ -22,7 +22,7 @@ SALT = os.urandom(8)
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class BrokerHost:
     """One address of a name; `str` returns the text for errors."""
 
     url: URL  # with the name that the host's certificate must have
@@ -58,8 +58,8 @@ def vhost(url: URL) -> str:
 
 
 async def in_turn(
-    urls: Sequence[URL], *, after: Host | None, within: float
-) -> AsyncGenerator[Host | BrokerUnavailableError, None]:
+    urls: Sequence[URL], *, after: BrokerHost | None, within: float
+) -> AsyncGenerator[BrokerHost | BrokerUnavailableError, None]:
     """Yield every host once, or why a name has no address; a name is resolved when its turn comes.
 
     Args:
@@ -67,7 +67,7 @@ async def in_turn(
         after: the host after which the order begins, so that it comes last.
     """
     begin = next((n for n, url in enumerate(urls) if after is not None and place(url) == place(after.url)), 0)
-    last: list[Host] = []
+    last: list[BrokerHost] = []
     for url in (*urls[begin:], *urls[:begin]):
         try:
             hosts = await addresses(url, within)
@@ -84,7 +84,7 @@ async def in_turn(
         yield host
 
 
-async def addresses(url: URL, within: float) -> list[Host]:
+async def addresses(url: URL, within: float) -> list[BrokerHost]:
     """Return each address that the URL's name has now as a host, in the order in which this process tries them.
 
     Raises:
@@ -92,18 +92,22 @@ async def addresses(url: URL, within: float) -> list[Host]:
     """
     name = str(url.host)
     if _is_address(name):
-        return [Host(url, name)]
+        return [BrokerHost(url, name)]
     try:
         async with asyncio.timeout(within):
             found = await _resolve(name)
     except TimeoutError:
-        raise BrokerUnavailableError(f"{place(url)}: the name is not resolved within {within:g} s") from None
+        raise _unresolved(url, f"the name is not resolved within {within:g} s") from None
     except (OSError, UnicodeError) as error:
-        raise BrokerUnavailableError(f"{place(url)}: {error.args[-1]}") from None
-    return [Host(url, address) for address in sorted(found, key=lambda address: hash((SALT, address)))]
+        raise _unresolved(url, error.args[-1]) from None
+    return [BrokerHost(url, address) for address in sorted(found, key=lambda address: hash((SALT, address)))]
 
 
-async def is_listed(host: Host, urls: Sequence[URL], within: float) -> bool:
+def _unresolved(url: URL, why: object) -> BrokerUnavailableError:
+    return BrokerUnavailableError(f"{place(url)}: {why}", public=PublicReason.NAME_NOT_RESOLVED)
+
+
+async def is_listed(host: BrokerHost, urls: Sequence[URL], within: float) -> bool:
     """Whether one of the URLs leads to this host with the same user, virtual host and parameters, such as those of TLS.
 
     If a name is not resolved within `within` seconds, it is assumed to have the same address as before.

@@ -168,9 +168,9 @@ async def declare(
     except TimeoutError:
         raise
     except ChannelClosed as error:
-        return _told(thing, Standing.FAILED, words(error), REMEDIES.get(type(error), SEE_LOG))
+        return _declared(thing, Standing.FAILED, words(error), REMEDIES.get(type(error), SEE_LOG))
     except ValueError as error:  # raised by the AMQP library
-        return _told(thing, Standing.FAILED, words(error), "declare it with another client, or choose another name")
+        return _declared(thing, Standing.FAILED, words(error), "declare it with another client, or choose another name")
     # Also CancelledError without a cancellation: the library raises it when the connection is lost.
     except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
         if is_told_to_end():
@@ -180,15 +180,15 @@ async def declare(
 
 def failed(thing: Thing, error: Exception) -> Declared:
     """Return the result FAILED for a thing that was not declared."""
-    return _told(thing, Standing.FAILED, words(error), SEE_LOG)
+    return _declared(thing, Standing.FAILED, words(error), SEE_LOG)
 
 
 async def _declare(connection: Connection, thing: Exchange | Queue, *, compare: bool, dry_run: bool) -> Declared:
     is_there = await _is_there(connection, thing)
     if is_there and not compare:
-        return _told(thing, Standing.THERE)
+        return _declared(thing, Standing.THERE)
     if not is_there and dry_run:
-        return _told(thing, Standing.MISSING)
+        return _declared(thing, Standing.MISSING)
     try:
         # Declaring an existing thing compares it and leaves it as it is; AMQP has no other way to compare. If another
         # client deletes it between the two calls, this declares it again, also in a dry run.
@@ -202,8 +202,8 @@ async def _declare(connection: Connection, thing: Exchange | Queue, *, compare: 
     except ChannelPreconditionFailed as error:
         if not is_there:
             raise
-        return _told(thing, Standing.DIFFERS, words(error), AS_IT_IS[type(thing)])
-    return _told(thing, Standing.THERE if is_there else Standing.DECLARED)
+        return _declared(thing, Standing.DIFFERS, words(error), AS_IT_IS[type(thing)])
+    return _declared(thing, Standing.THERE if is_there else Standing.DECLARED)
 
 
 async def _is_there(connection: Connection, thing: Exchange | Queue) -> bool:
@@ -229,7 +229,7 @@ async def _bind(connection: Connection, binding: Binding) -> Declared:
                 routing_key=binding.routing_key,
                 arguments=binding.arguments,
             )
-    return _told(binding, Standing.BOUND)
+    return _declared(binding, Standing.BOUND)
 
 
 async def _look(connection: Connection, binding: Binding, to_come: Collection[tuple[str, str]]) -> Declared:
@@ -240,8 +240,8 @@ async def _look(connection: Connection, binding: Binding, to_come: Collection[tu
     for end in missing:
         if (kind_of(end), end.name) not in to_come:
             seen = f"{kind_of(end)} {end.name!r} does not exist and is not listed"
-            return _told(binding, Standing.FAILED, seen, REMEDIES[ChannelNotFoundEntity])
-    return _told(binding, Standing.MISSING if missing else Standing.UNSEEN)
+            return _declared(binding, Standing.FAILED, seen, REMEDIES[ChannelNotFoundEntity])
+    return _declared(binding, Standing.MISSING if missing else Standing.UNSEEN)
 
 
 @asynccontextmanager
@@ -252,5 +252,5 @@ async def _channel(connection: Connection) -> AsyncIterator[AbstractChannel]:
     await close_channel(channel)
 
 
-def _told(thing: Thing, standing: Standing, seen: str = "", remedy: str = "") -> Declared:
+def _declared(thing: Thing, standing: Standing, seen: str = "", remedy: str = "") -> Declared:
     return Declared(kind_of(thing), name_of(thing), standing, seen, remedy)

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.config.settings import DatabaseSettings
-from relay.retention.kind import SENT, Kind
+from relay.retention.kind import SENT, DatedTable
 from relay.retention.rounds import drop_old_days
 from tests.support.days import Days
 from tests.support.eventually import eventually
@@ -53,7 +53,7 @@ async def reader(database_url: str) -> AsyncIterator[psycopg.AsyncConnection]:
         yield connection
 
 
-async def round_of(database: DatabaseSettings, keep: int = KEEP, kind: Kind = SENT) -> list[Any]:
+async def round_of(database: DatabaseSettings, keep: int = KEEP, kind: DatedTable = SENT) -> list[Any]:
     """Run one round and give its events; its lock is free then."""
     async with await psycopg.AsyncConnection.connect(database.url.get_secret_value(), autocommit=True) as connection:
         others = await sessions(connection)

@@ -17,14 +17,14 @@ async def look(settings: Settings) -> dict[str, list[Finding]]:
     return found
 
 
-async def told(settings: Settings, name: str) -> list[Finding]:
+async def findings_of(settings: Settings, name: str) -> list[Finding]:
     """Return the findings of one check, in their order."""
     return (await look(settings))[name]
 
 
 async def verdict(settings: Settings, name: str) -> Verdict:
     """Return the verdict of a check that has one finding."""
-    (finding,) = await told(settings, name)
+    (finding,) = await findings_of(settings, name)
     return finding.verdict
 
 

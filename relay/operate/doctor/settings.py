@@ -1,10 +1,10 @@
-"""Who could read along: logins that everybody knows, connections in the clear, secrets in open files."""
+"""What the settings alone say: who could read along, whether the memory suffices, and whether routing keys fit."""
 
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from yarl import URL
 
 from relay.config.keys import all_keys, as_json
 from relay.config.loading import FILE_SUFFIX
-from relay.config.settings import DatabaseSettings, Settings
+from relay.config.settings import DatabaseSettings, RelaySettings, Route, Settings
 from relay.operate.doctor.finding import Finding, Verdict
+from relay.runtime.listen import is_loopback
+from relay.runtime.memory import LEAST_WINDOW, Limit, largest_within, memory_limit, mib, needed, window_within
 from relay.servers.postgres.database import conninfo
 from relay.servers.rabbitmq.hosts import broker_urls
 
@@ -148,9 +150,60 @@ def _names(urls: list[URL]) -> str:
 
 def _is_local(host: str) -> bool:
     """Whether a host, as both URLs name it, is on loopback or a local socket."""
-    if not host or host.startswith(("/", "@")):
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
+    return not host or host.startswith(("/", "@")) or is_loopback(host)
+
+
+def memory(relay: RelaySettings, limit: Limit | None = None) -> Finding:
+    """Compare the settings with the memory limit of this process, or with `limit`."""
+    limit = limit or memory_limit()
+    window, largest = relay.max_window_bytes, relay.max_message_bytes
+    words = (
+        f"a window of {window:,} bytes and messages of up to {largest:,} take at most {mib(needed(window, largest))};"
+        f" the limit is {mib(limit.size)} ({limit.source})"
+    )
+    least = needed(LEAST_WINDOW, largest)
+    if least > limit.size:
+        fits = largest_within(limit.size)
+        lower = f", or lower relay.max_message_bytes to {fits}" if fits else ""
+        return _short(f"{words}: one such message may end the relay", f"raise the limit to {mib(least)}{lower}")
+    if needed(window, largest) > limit.size:
+        return _short(words, f"unset relay.max_window_bytes, or lower it to {window_within(limit.size, largest)}")
+    return Finding("settings.memory", Verdict.OK, words)
+
+
+def _short(words: str, remedy: str) -> Finding:
+    return Finding("settings.memory", Verdict.WARNING, words, remedy)
+
+
+MAX_BYTES = 255  # an AMQP short string
+ONE_CHARACTER = re.compile(r"\[!?\]?[^\]]*\]|\?")
+
+
+def routes(settings: Settings) -> Iterator[Finding]:
+    """Look for routes of which each row would be parked, as its routing key is too long."""
+    check = "settings.routes"
+    too_long = [(route, size) for route in settings.routes if (size := _least_bytes(route)) > MAX_BYTES]
+    for route, size in too_long:
+        words = (
+            f"the route of event_type {route.event_type!r} and aggregate_type {route.aggregate_type!r} makes routing"
+            f" keys of at least {size} bytes; the limit is {MAX_BYTES}. No such row can be sent"
+        )
+        yield Finding(check, Verdict.FAILED, words, "shorten its routing_key")
+    if not too_long:
+        yield Finding(check, Verdict.OK, f"each route can make routing keys of at most {MAX_BYTES} bytes")
+
+
+def _least_bytes(route: Route) -> int:
+    """Return how long a routing key of this route is at least."""
+    shortest = {
+        "{event_type}": _shortest(route.event_type),
+        "{aggregate_type}": _shortest(route.aggregate_type),
+        "{aggregate_id}": "",
+    }
+    key = re.sub("|".join(map(re.escape, shortest)), lambda found: shortest[found[0]], route.routing_key)
+    return len(key.encode())
+
+
+def _shortest(pattern: str) -> str:
+    """Return a text as short as the shortest that a shell pattern matches."""
+    return ONE_CHARACTER.sub("x", pattern).replace("*", "")
