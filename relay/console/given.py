@@ -8,32 +8,21 @@ from typing import Annotated
 
 import psycopg
 from fastapi import Depends, Form
-from pydantic import AfterValidator, Field, StringConstraints
 from starlette.requests import Request
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Identity, Role, require
+from relay.console.access.identity import Identity, require
 from relay.console.database import INBOX_URL, Database, inbox_of
-from relay.engine.session.session import LANES
 from relay.errors import BusyError
 from relay.jobs.job import Kind
-from relay.operate.messages.whereabouts import MAX_ID
+from relay.operate.asked import Words
+from relay.operate.operation import Here, Role
 from relay.operate.reconcile.ask import Asked, ask
 from relay.operate.reconcile.report import Report
 from relay.operations.local import LocalOperations
 
 ALONE_WITHIN = 10.0  # seconds
-QUEUE_NAME = r"^[A-Za-z0-9_.:@#,/+ -]{1,200}$"  # that a request may name
 
-ShortString = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=255)]
-GroupId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
-Id = Annotated[int, Field(ge=1, le=MAX_ID)]
-Lane = Annotated[int, Field(ge=0, lt=LANES)]
-# The name of a batch of Spark.
-AppId = Annotated[str, StringConstraints(pattern=r"^[^\u0000]+$", max_length=1000)]
-Version = Annotated[int, Field(ge=-MAX_ID - 1, le=MAX_ID)]
-# PostgreSQL takes no NUL in a text. Empty means that nothing was said.
-Words = Annotated[str, AfterValidator(lambda text: text.replace("\0", "").strip()), Field(max_length=500)]
 FormWords = Annotated[Words, Form()]
 
 Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
@@ -73,10 +62,29 @@ def _operations(request: Request) -> LocalOperations:
 
 def operations_of(settings: Settings, file: Path | None, database: Database) -> LocalOperations:
     """Return the operations on the console's connections: statements end after console.statement_timeout."""
-    return LocalOperations(settings, file, connect=lambda _: database.session())
+    return LocalOperations(settings, file, connect=lambda _: database.session(), by_console=True)
 
 
 Operations = Annotated[LocalOperations, Depends(_operations)]
+
+
+def here_of(request: Request, who: Identity) -> Here:
+    """Return where an operation is done for a user: on the console's connections."""
+    state = request.app.state
+    database: Database = state.database
+    return Here(
+        state.settings,
+        lambda _: database.session(),
+        file=state.file,
+        by=who.name,
+        by_console=True,
+        require=who.require,
+    )
+
+
+def wake_runner(request: Request) -> None:
+    """Let the console look for jobs now."""
+    request.app.state.runner.wake()
 
 
 async def _alone(request: Request) -> AsyncIterator[None]:

@@ -17,7 +17,7 @@ from relay.engine.send.message import NOT_SENT
 from relay.engine.session.session import LANES
 from relay.operate.health import NODE_STALE_AFTER, OutboxState
 from relay.operate.holders import HeldUp, commits_without_standby, foreign_locks, held_up, long_holders
-from relay.operate.pauses import LaneStatus, list_lanes
+from relay.operate.lanes import LaneStatus, list_lanes
 from relay.operate.routes.quarantine import RouteStatus, list_routes
 from relay.servers.postgres.database import one
 

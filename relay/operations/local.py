@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from relay.engine.send.routes import Router
 from relay.errors import UsageError
 from relay.jobs import job as jobs
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
-from relay.operate import batches, pauses, pool
-from relay.operate.batches import BatchStatus
+from relay.operate import pool
 from relay.operate.doctor.finding import Finding
 from relay.operate.failures import (
     by_weight,
@@ -26,7 +24,6 @@ from relay.operate.failures import (
     routes_of_group,
     with_retries,
 )
-from relay.operate.held import retry_held
 from relay.operate.letters import change
 from relay.operate.letters.audit import Entry
 from relay.operate.letters.document import document
@@ -35,18 +32,18 @@ from relay.operate.letters.letter import Held, Letter
 from relay.operate.letters.letter import Selection as LetterSelection
 from relay.operate.letters.read import count_letters, list_letters, read_letters, show_letter
 from relay.operate.messages.whereabouts import RowId
+from relay.operate.operation import BULK_TIMEOUT, SCAN_TIMEOUT, Connect, Here, Local, connect_by
 from relay.operate.parked import change as release
 from relay.operate.parked.change import Done, Show
 from relay.operate.parked.read import PARKED, ParkedMessage, list_parked, show_parked
 from relay.operate.parked.read import Selection as ParkedSelection
-from relay.operate.pauses import LaneStatus
 from relay.operate.routes import quarantine
 from relay.operate.routes.discard import order_discard
+from relay.operate.routes.pause import pause_route, resume_route
 from relay.operate.routes.quarantine import Changed, RouteStatus
 from relay.operate.sent.selection import Filter, count_by_day, now
 from relay.operate.sent.serve import order_replay
 from relay.operate.sent.target import Target, check_target
-from relay.operate.session import session
 from relay.operate.status import Node, Status, list_nodes, read_status
 from relay.operations.left_out import left_out
 from relay.operations.results import (
@@ -62,14 +59,10 @@ from relay.operations.results import (
 )
 from relay.servers.postgres.database import refuse_pooler
 
-BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
-SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 FIRST_PART = 1000  # characters of a payload, unless all of it is wanted
 
-Connect = Callable[[float | None], AbstractContextManager[psycopg.Connection]]
 
-
-class LocalOperations:
+class LocalOperations(Local):
     """See `relay.operations.operations.Operations`.
 
     Args:
@@ -77,11 +70,15 @@ class LocalOperations:
         file: the relay.toml that was read, for the doctor.
     """
 
-    def __init__(self, settings: Settings, file: Path | None = None, *, connect: Connect | None = None) -> None:
+    def __init__(
+        self, settings: Settings, file: Path | None = None, *, connect: Connect | None = None, by_console: bool = False
+    ) -> None:
+        connect = connect or connect_by(settings)
+        super().__init__(Here(settings, connect, file=file, by_console=by_console))
         self._settings = settings
         self._file = file
         self._schema = settings.database.schema_name
-        self._connect: Connect = connect or (lambda timeout: session(settings.database, timeout=timeout))
+        self._connect = connect
 
     def status(self) -> Status:
         with self._connect(None) as connection:
@@ -204,10 +201,6 @@ class LocalOperations:
         with self._connect(None) as connection:
             return order_letters(connection, self._schema, entry, selection, caution=caution, by_console=True)
 
-    def retry_held(self, group: str | None, *, by: str, why: str) -> int:
-        with self._connect(BULK_TIMEOUT) as connection:
-            return retry_held(connection, self._schema, group, by=by, why=why)
-
     def list_routes(self, *, group: str | None = None) -> list[RouteStatus]:
         with self._connect(None) as connection:
             if group is not None:
@@ -272,35 +265,11 @@ class LocalOperations:
 
     def pause_route(self, exchange: str, routing_key: str, *, by: str, why: str) -> RouteStatus:
         with self._connect(None) as connection:
-            return pauses.pause_route(connection, self._schema, exchange, routing_key, by=by, why=why)
+            return pause_route(connection, self._schema, exchange, routing_key, by=by, why=why)
 
     def resume_route(self, route: int, *, by: str, why: str | None) -> RouteStatus:
         with self._connect(None) as connection:
-            return pauses.resume_route(connection, self._schema, route, by=by, why=why)
-
-    def list_lanes(self) -> list[LaneStatus]:
-        with self._connect(None) as connection:
-            return pauses.list_lanes(connection, self._schema)
-
-    def pause_lane(self, lane: int, *, by: str, why: str) -> LaneStatus:
-        with self._connect(None) as connection:
-            return pauses.pause_lane(connection, self._schema, lane, by=by, why=why)
-
-    def resume_lane(self, lane: int, *, by: str, why: str | None) -> LaneStatus:
-        with self._connect(None) as connection:
-            return pauses.resume_lane(connection, self._schema, lane, by=by, why=why)
-
-    def list_batches(self, *, limit: int) -> list[BatchStatus]:
-        with self._connect(None) as connection:
-            return batches.list_batches(connection, self._schema, limit=limit)
-
-    def show_batch(self, app_id: str, version: int) -> BatchStatus:
-        with self._connect(None) as connection:
-            return batches.read_batch(connection, self._schema, app_id, version)
-
-    def give_up_batch(self, app_id: str, version: int, *, by: str, why: str) -> BatchStatus:
-        with self._connect(None) as connection:
-            return batches.give_up(connection, self._schema, app_id, version, by=by, why=why)
+            return resume_route(connection, self._schema, route, by=by, why=why)
 
     def preview_replay(self, asked: Filter) -> ReplayPreview:
         with self._connect(SCAN_TIMEOUT) as connection:

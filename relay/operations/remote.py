@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
 from ipaddress import ip_address
+from string import Formatter
 from typing import Any, TypeVar
+from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
@@ -22,7 +24,6 @@ from relay.errors import (
     UsageError,
 )
 from relay.jobs.job import Caution, Job, Kind
-from relay.operate.batches import BatchStatus
 from relay.operate.doctor.finding import Finding
 from relay.operate.letters.audit import Entry
 from relay.operate.letters.change import Done as LettersDone
@@ -32,11 +33,11 @@ from relay.operate.letters.letter import Letter
 from relay.operate.letters.letter import Selection as LetterSelection
 from relay.operate.letters.read import Read
 from relay.operate.messages.whereabouts import RowId
+from relay.operate.operation import Asked, Effect, Given, Operation
 from relay.operate.parked.change import Done
 from relay.operate.parked.change import Show as ShowJob
 from relay.operate.parked.read import ARCHIVED, ParkedMessage
 from relay.operate.parked.read import Selection as ParkedSelection
-from relay.operate.pauses import LaneStatus
 from relay.operate.pool import PoolsStatus
 from relay.operate.routes.quarantine import Changed, RouteStatus
 from relay.operate.sent.selection import Filter
@@ -93,6 +94,23 @@ class RemoteOperations:
             timeout=TIMEOUT,
             trust_env=server.startswith("https:"),  # else a proxy of the environment would read the token
         )
+
+    def do(self, operation: Operation[Asked, Given], asked: Asked, *, by: str = "") -> Given:
+        del by  # the console knows it by the token
+        said = asked.model_dump(mode="json", exclude_defaults=True, warnings=False)
+        if "limit" in said:
+            said["limit"] = min(MOST, said["limit"])
+        named = {
+            name: quote(str(said.pop(name)), safe="") for _, name, _, _ in Formatter().parse(operation.path) if name
+        }
+        path = operation.path.format(**named)
+        if operation.method == "GET":
+            given: Given = self._get(operation.gives, path, said)
+        elif operation.effect is Effect.NOTHING:
+            given = self._look(operation.gives, path, said)
+        else:
+            given = self._post(operation.gives, path, said)
+        return given
 
     def status(self) -> Status:
         return self._get(Status, "/status")
@@ -172,11 +190,6 @@ class RemoteOperations:
         ordered = self._post(Job, f"/dead-letters/{entry.command}", body)
         return done_by_console(self._follow(ordered, lambda job: show(job.selected or job.done, job.done, job.failed)))
 
-    def retry_held(self, group: str | None, *, by: str, why: str) -> int:
-        del by
-        chosen: dict[str, Any] = {"all": True} if group is None else {"group": group}
-        return self._post(dict[str, int], "/held/retry", {**chosen, "why": why})["messages"]
-
     def list_routes(self, *, group: str | None) -> list[RouteStatus]:
         return self._get(list[RouteStatus], "/quarantine", {} if group is None else {"group": group})
 
@@ -212,27 +225,6 @@ class RemoteOperations:
     def resume_route(self, route: int, *, by: str, why: str | None) -> RouteStatus:
         del by
         return self._post(RouteStatus, "/quarantine/resume", {"route": route, "why": why or ""})
-
-    def list_lanes(self) -> list[LaneStatus]:
-        return self._get(list[LaneStatus], "/lanes")
-
-    def pause_lane(self, lane: int, *, by: str, why: str) -> LaneStatus:
-        del by
-        return self._post(LaneStatus, f"/lanes/{lane}/pause", {"why": why})
-
-    def resume_lane(self, lane: int, *, by: str, why: str | None) -> LaneStatus:
-        del by
-        return self._post(LaneStatus, f"/lanes/{lane}/resume", {"why": why or ""})
-
-    def list_batches(self, *, limit: int) -> list[BatchStatus]:
-        return self._get(list[BatchStatus], "/batches", {"limit": min(MOST, limit)})
-
-    def show_batch(self, app_id: str, version: int) -> BatchStatus:
-        return self._get(BatchStatus, "/batches/show", {"app_id": app_id, "version": version})
-
-    def give_up_batch(self, app_id: str, version: int, *, by: str, why: str) -> BatchStatus:
-        del by
-        return self._post(BatchStatus, "/batches/give-up", {"app_id": app_id, "version": version, "why": why})
 
     def preview_replay(self, asked: Filter) -> ReplayPreview:
         given = {name: value for name, value in asdict(asked).items() if value is not None}

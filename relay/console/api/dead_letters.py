@@ -17,7 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relay.console.api.once import Asked, Once
-from relay.console.api.parameters import (
+from relay.console.api.parameters import Paced, Staged
+from relay.console.given import Configured, Operations, Operator, Owner, Sessions, within
+from relay.jobs.job import Job
+from relay.observe.printable import printable_json
+from relay.operate.asked import (
+    MAX_ID,
     MOST,
     Closed,
     Group,
@@ -25,22 +30,16 @@ from relay.console.api.parameters import (
     MaybeReasoned,
     MessageFilter,
     Moment,
-    Paced,
     QueueName,
     Reasoned,
-    Staged,
     Text,
     check_choice,
 )
-from relay.console.given import Configured, Operations, Operator, Owner, Sessions, within
-from relay.jobs.job import Job
-from relay.observe.printable import printable_json
 from relay.operate.letters.audit import Entry
 from relay.operate.letters.change import Done, queues_of
 from relay.operate.letters.export import export
 from relay.operate.letters.letter import Letter, Selection
 from relay.operate.messages.message import note_reveal
-from relay.operate.messages.whereabouts import MAX_ID
 from relay.operate.sent.moment import parse_interval
 
 router = APIRouter(prefix="/dead-letters", tags=["dead-letters"])

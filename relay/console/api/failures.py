@@ -5,9 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from relay.console.api.parameters import Closed, QueueName, Text
 from relay.console.given import Operations, Operator, Viewer
-from relay.operate.messages.whereabouts import MAX_ID
+from relay.operate.asked import MAX_ID, Closed, QueueName, Text
 from relay.operations.results import Failures
 
 router = APIRouter(prefix="/failures", tags=["failures"])

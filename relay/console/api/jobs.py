@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
-from relay.console.api.parameters import Closed, Cursor, Limit, MaybeReasoned, Reasoned
-from relay.console.given import ROLES, Id, Operations, Operator, Viewer, within
+from relay.console.given import ROLES, Operations, Operator, Viewer, within
 from relay.errors import UsageError
 from relay.jobs.job import Job, JobFailure, Kind
+from relay.operate.asked import Closed, Cursor, Id, Limit, MaybeReasoned, Reasoned
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 JOBS, FAILURES = "jobs", "job-failures"

@@ -3,67 +3,14 @@
 from typing import Annotated
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field
 
-from relay.console.given import QUEUE_NAME, GroupId, Id
 from relay.errors import UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
+from relay.operate.asked import MOST, Closed, Group, Id, MessageFilter, Moment, RowNames, Text
 from relay.operate.messages.whereabouts import RowId, row_ids
 from relay.operate.parked import read as parked
 from relay.operate.sent.selection import Filter
-
-MOST = 1000  # rows that one request lists or changes
-
-Text = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=1000)]
-Why = Annotated[Text, StringConstraints(strip_whitespace=True, min_length=1)]
-RowName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f-]{1,36}$"), Field(description="Its id or message id.")]
-RowNames = Annotated[tuple[RowName, ...], Field(max_length=MOST)]
-QueueName = Annotated[
-    str,
-    StringConstraints(pattern=QUEUE_NAME),
-    Field(description="The consumed queue, or that of its dead letters."),
-]
-Moment = Annotated[
-    str | None,
-    StringConstraints(pattern=r"^[^\u0000]*$", max_length=50),
-    Field(description="2026-11-21T08:00:00Z, or so long ago: 2h"),
-]
-Group = Annotated[GroupId | None, Field(description="A failure group: what has one cause.")]
-Cursor = Annotated[
-    str | None, StringConstraints(max_length=100), Field(description="`next` of an earlier page; else the first page.")
-]
-Limit = Annotated[int, Field(ge=1, le=MOST)]
-
-
-class Closed(BaseModel):
-    """A part of a request; what it does not know is refused."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Reasoned(Closed):
-    """A change, and why."""
-
-    why: Why
-
-
-class MaybeReasoned(Closed):
-    """A change, and why if that is told."""
-
-    why: Text = ""
-
-    @property
-    def reason(self) -> str | None:
-        """Return what the audit keeps."""
-        return self.why.strip() or None
-
-
-class MessageFilter(Closed):
-    """Which rows, by what their writer said."""
-
-    aggregate_type: Text | None = None
-    aggregate_id: Text | None = None
-    event_type: Text | None = None
 
 
 class ParkedFilter(MessageFilter):
@@ -137,13 +84,3 @@ def row_id(name: str) -> RowId:
     """Return the id or message id; UsageError when it is neither."""
     (found,) = row_ids([name])
     return found
-
-
-def check_choice(*, is_filtered: bool, is_all: bool) -> None:
-    """See that a request says which rows it means: by ids and filters, or all.
-
-    Raises:
-        UsageError: it says neither, or both.
-    """
-    if is_filtered == is_all:
-        raise UsageError('give ids or a filter, or "all": true for every row; not both')

@@ -10,24 +10,11 @@ from starlette.responses import Response
 
 from relay.console.api.once import Asked, Once
 from relay.console.api.paging import next_cursor, read_cursor
-from relay.console.api.parameters import (
-    Closed,
-    Cursor,
-    Limit,
-    MaybeReasoned,
-    Paced,
-    ParkedFilter,
-    RowName,
-    Staged,
-    Text,
-    Why,
-    check_choice,
-    row_id,
-)
+from relay.console.api.parameters import Paced, ParkedFilter, Staged, row_id
 from relay.console.given import Operations, Operator, Owner, Sessions, Viewer, within
 from relay.jobs.job import Kind
+from relay.operate.asked import MAX_ID, Closed, Cursor, Limit, MaybeReasoned, RowName, Text, Why, check_choice
 from relay.operate.messages.message import note_reveal
-from relay.operate.messages.whereabouts import MAX_ID
 from relay.operate.parked.change import Done
 from relay.operate.parked.read import ARCHIVED, PARKED, Parked, ParkedMessage
 from relay.operations.results import Ordered

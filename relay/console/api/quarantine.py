@@ -10,20 +10,22 @@ from starlette.responses import Response
 
 from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
-from relay.console.api.parameters import (
+from relay.console.api.parameters import row_id
+from relay.console.given import Operations, Operator, Owner, Viewer, within
+from relay.errors import UsageError
+from relay.operate.asked import (
     MOST,
     Closed,
     Cursor,
     Group,
+    Id,
     Limit,
     MaybeReasoned,
     Reasoned,
     RowName,
     RowNames,
-    row_id,
+    ShortString,
 )
-from relay.console.given import Id, Operations, Operator, Owner, ShortString, Viewer, within
-from relay.errors import UsageError
 from relay.operate.messages.whereabouts import row_ids
 from relay.operate.routes.quarantine import Changed, RouteStatus, WaitingRow
 from relay.operations.results import Ordered, RoutePreview

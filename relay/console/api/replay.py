@@ -9,15 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relay.console.api.once import Once
-from relay.console.api.parameters import (
-    MaybeReasoned,
-    ReplayFilter,
-    Staged,
-    check_choice,
-)
-from relay.console.given import Operations, Operator, ShortString, Viewer, within
+from relay.console.api.parameters import ReplayFilter, Staged
+from relay.console.given import Operations, Operator, Viewer, within
 from relay.errors import UsageError
 from relay.jobs.job import Job
+from relay.operate.asked import MaybeReasoned, ShortString, check_choice
 from relay.operate.sent.selection import Filter
 from relay.operate.sent.target import Target, Trace
 from relay.operations.results import ReplayPreview

@@ -5,12 +5,9 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from relay.console.api import (
-    batches,
     dead_letters,
     failures,
-    held,
     jobs,
-    lanes,
     parked,
     quarantine,
     replay,
@@ -18,11 +15,24 @@ from relay.console.api import (
     upkeep,
 )
 from relay.console.api.openapi import document
+from relay.console.api.routes import router_of
 from relay.console.given import Viewer
 
 router = APIRouter(prefix="/api/v1", responses={422: {"description": "Unprocessable"}})
-for each in (state, lanes, failures, parked, quarantine, dead_letters, held, jobs, replay, batches, upkeep):
-    router.include_router(each.router)
+for each in (
+    state.router,
+    router_of("lanes"),
+    failures.router,
+    parked.router,
+    quarantine.router,
+    dead_letters.router,
+    router_of("held"),
+    jobs.router,
+    replay.router,
+    router_of("batches"),
+    upkeep.router,
+):
+    router.include_router(each)
 
 
 @router.get("/openapi.json", include_in_schema=False)

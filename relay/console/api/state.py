@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from relay.console.api.parameters import Closed, Text
 from relay.console.given import Alone, Operations, Viewer
+from relay.operate.asked import Closed, Text
 from relay.operate.doctor.finding import Finding, Verdict, worst
 from relay.operate.pool import PoolsStatus
 from relay.operate.status import Node, Status

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from relay.config.topology import TopologySettings
 from relay.console.api.once import Once
-from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Reasoned, Text
 from relay.console.given import Alone, Configured, Owner, Viewer, compare_with_inbox
 from relay.errors import UsageError
+from relay.operate.asked import MOST, Closed, Limit, MessageFilter, Reasoned, Text
 from relay.operate.definitions import definitions
 from relay.operate.reconcile.ask import Asked
 from relay.operate.reconcile.report import Report

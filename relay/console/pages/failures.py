@@ -14,30 +14,21 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Role
 from relay.console.consumers import Consumers, Seen
 from relay.console.failure_groups import Counted, FailureGroups
-from relay.console.given import (
-    QUEUE_NAME,
-    ROLES,
-    FormWords,
-    GroupId,
-    Operations,
-    Operator,
-    Sessions,
-    ShortString,
-    Viewer,
-    Words,
-)
+from relay.console.given import ROLES, FormWords, Operations, Operator, Sessions, Viewer
 from relay.console.looks import Look, Looks
 from relay.console.templates import page
 from relay.errors import NotFoundError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Kind
+from relay.operate import held
+from relay.operate.asked import QUEUE_NAME, GroupId, ShortString, Words
 from relay.operate.failures import Where, by_weight, read_group, with_retries
 from relay.operate.letters.audit import Entry
 from relay.operate.letters.change import queues_of
 from relay.operate.letters.letter import Selection as LetterSelection
 from relay.operate.messages.whereabouts import row_ids
+from relay.operate.operation import Role
 from relay.operate.parked.read import Selection, first_parked
 
 router = APIRouter()
@@ -209,7 +200,7 @@ def retry_held(
     """Let the consumer try the held messages of the group now."""
     if not why:
         raise UsageError("say why: the audit keeps it")
-    operations.retry_held(group, by=who.name, why=why)
+    operations.do(held.retry, held.RetryHeld(group=group, why=why), by=who.name)
     _consumers(request).wake()
     return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)
 

@@ -7,10 +7,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Role
-from relay.console.given import ROLES, FormWords, Id, Operations, Operator, Viewer
+from relay.console.given import ROLES, FormWords, Operations, Operator, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
+from relay.operate.asked import Id
+from relay.operate.operation import Role
 
 router = APIRouter()
 

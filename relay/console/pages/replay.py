@@ -9,11 +9,12 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Role
-from relay.console.given import Operations, Operator, Viewer, Words
+from relay.console.given import Operations, Operator, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
+from relay.operate.asked import Words
+from relay.operate.operation import Role
 from relay.operate.sent.selection import Filter
 from relay.operate.sent.target import Target, Trace
 

@@ -9,11 +9,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Role
-from relay.console.given import FormWords, Id, Lane, Operations, Operator, Owner, ShortString, Viewer
+from relay.console.given import FormWords, Operations, Operator, Owner, Viewer
 from relay.console.templates import page
 from relay.engine.session.session import LANES
 from relay.errors import NotFoundError, UsageError
+from relay.operate import lanes
+from relay.operate.asked import Id, Lane, Nothing, ShortString
+from relay.operate.operation import Role
 from relay.operate.routes.map import RouteMap
 from relay.probes.cached_answer import CachedAnswer
 
@@ -27,13 +29,13 @@ async def routes(request: Request, operations: Operations, who: Viewer) -> HTMLR
     """Show the map, the routes in quarantine and the paused lanes."""
     cached: CachedAnswer[RouteMap] = request.app.state.route_map
     found = await run_in_threadpool(operations.list_routes)
-    lanes = await run_in_threadpool(operations.list_lanes)
+    carried = await run_in_threadpool(operations.do, lanes.list_, Nothing())
     return page(
         request,
         "routes.html",
         map=await cached.answer(),
         routes=found,
-        lanes=[lane for lane in lanes if lane.paused_at is not None],
+        lanes=[lane for lane in carried if lane.paused_at is not None],
         numbers=range(LANES),
         may_change=who.role.includes(Role.OPERATOR),
         may_discard=who.role.includes(Role.OWNER),
@@ -79,14 +81,14 @@ def pause_lane(
     operations: Operations, who: Operator, *, lane: Annotated[Lane, Form()], why: FormWords = ""
 ) -> Response:
     """Pause a lane."""
-    operations.pause_lane(lane, by=who.name, why=_reason(why))
+    operations.do(lanes.pause, lanes.PauseLane(lane=lane, why=_reason(why)), by=who.name)
     return _back()
 
 
 @router.post("/routes/lanes/{lane}/resume")
 def resume_lane(operations: Operations, who: Operator, *, lane: Lane, why: FormWords = "") -> Response:
     """Let the relays carry a paused lane."""
-    operations.resume_lane(lane, by=who.name, why=why or None)
+    operations.do(lanes.resume, lanes.ResumeLane(lane=lane, why=why), by=who.name)
     return _back()
 
 

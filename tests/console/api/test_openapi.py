@@ -16,9 +16,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
 from relay.console.api.openapi import as_text, document
 from relay.console.api.router import router
+from relay.operate.operation import Role
 from tests.console.api.program import Program, tokens
 from tests.console.site import serving, users
 from tests.operate.rows import Rows

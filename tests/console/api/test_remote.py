@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.cli.command import Command, Result
 from tests.console.api.program import tokens
 from tests.console.site import serving, users

@@ -1,0 +1,87 @@
+"""What requests are made of: texts and ids that the database can take. Each noun has its requests beside it."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from relay.engine.session.session import LANES
+from relay.errors import UsageError
+
+MAX_ID = 2**63 - 1
+MOST = 1000  # rows that one request lists or names
+QUEUE_NAME = r"^[A-Za-z0-9_.:@#,/+ -]{1,200}$"  # that a request may name
+
+Text = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=1000)]
+ShortString = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=255)]
+# PostgreSQL takes no NUL in a text. Empty means that nothing was said.
+Words = Annotated[str, AfterValidator(lambda text: text.replace("\0", "").strip()), Field(max_length=500)]
+Why = Annotated[Text, StringConstraints(strip_whitespace=True, min_length=1)]
+Id = Annotated[int, Field(ge=1, le=MAX_ID)]
+Lane = Annotated[int, Field(ge=0, lt=LANES)]
+# The name of a batch of Spark.
+AppId = Annotated[str, StringConstraints(pattern=r"^[^\u0000]+$", max_length=1000)]
+Version = Annotated[int, Field(ge=-MAX_ID - 1, le=MAX_ID)]
+GroupId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
+Group = Annotated[GroupId | None, Field(description="A failure group: what has one cause.")]
+RowName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f-]{1,36}$"), Field(description="Its id or message id.")]
+RowNames = Annotated[tuple[RowName, ...], Field(max_length=MOST)]
+QueueName = Annotated[
+    str,
+    StringConstraints(pattern=QUEUE_NAME),
+    Field(description="The consumed queue, or that of its dead letters."),
+]
+Moment = Annotated[
+    str | None,
+    StringConstraints(pattern=r"^[^\u0000]*$", max_length=50),
+    Field(description="2026-11-21T08:00:00Z, or so long ago: 2h"),
+]
+Cursor = Annotated[
+    str | None, StringConstraints(max_length=100), Field(description="`next` of an earlier page; else the first page.")
+]
+Next = Annotated[str | None, Field(description="The cursor of the next page; null on the last one.")]
+Limit = Annotated[int, Field(ge=1, le=MOST)]
+
+
+class Closed(BaseModel):
+    """A part of a request; what it does not know is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Nothing(Closed):
+    """Nothing is asked that would have to be said."""
+
+
+class Reasoned(Closed):
+    """A change, and why."""
+
+    why: Why
+
+
+class MaybeReasoned(Closed):
+    """A change, and why if that is told."""
+
+    why: Text = ""
+
+    @property
+    def reason(self) -> str | None:
+        """Return what the audit keeps."""
+        return self.why.strip() or None
+
+
+class MessageFilter(Closed):
+    """Which rows, by what their writer said."""
+
+    aggregate_type: Text | None = None
+    aggregate_id: Text | None = None
+    event_type: Text | None = None
+
+
+def check_choice(*, is_filtered: bool, is_all: bool) -> None:
+    """See that a request says which rows it means: by ids and filters, or all.
+
+    Raises:
+        UsageError: it says neither, or both.
+    """
+    if is_filtered == is_all:
+        raise UsageError('give ids or a filter, or "all": true for every row; not both')
