@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from relay.config.settings import Authentication
 from relay.console.access.identity import LoginNeededError, RefusedError
 from relay.console.access.start_token import WORDS
+from relay.console.site import site_of
 from relay.console.templates import landing, page
 from relay.errors import (
     AccessError,
@@ -51,7 +52,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         return _answer(request, status_of(error), scrub(str(error)))
     if (way := _to_login(request)) is not None:
         return way
-    has_start_token = request.app.state.access.start is not None
+    has_start_token = site_of(request).access.start is not None
     return _answer(request, error.status, WORDS if has_start_token else str(error))
 
 
@@ -102,7 +103,7 @@ def _answer(request: Request, status: HTTPStatus, words: str, headers: Mapping[s
 
 def _to_login(request: Request) -> Response | None:
     """Return the way to the login for a browser that opens a page; None for other requests."""
-    authentication = request.app.state.settings.console.authentication
+    authentication = site_of(request).settings.console.authentication
     if authentication is Authentication.PROXY or request.method != "GET" or request.url.path.startswith((API, LIVE)):
         return None
     here = request.url.path + (f"?{request.url.query}" if request.url.query else "")

@@ -2,8 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated
 
 import psycopg
@@ -13,10 +11,11 @@ from starlette.requests import Request
 from relay.config.settings import Settings
 from relay.console.access.identity import Identity, require
 from relay.console.database import INBOX_URL, Database, inbox_of
+from relay.console.site import Site, site_of
 from relay.errors import BusyError
 from relay.jobs.job import Kind
 from relay.operate.asked import Words
-from relay.operate.operation import Here, Role
+from relay.operate.operation import Role
 from relay.operate.reconcile.ask import Asked, ask
 from relay.operate.reconcile.report import Report
 from relay.operations.local import LocalOperations
@@ -30,11 +29,6 @@ Operator = Annotated[Identity, Depends(require(Role.OPERATOR))]
 Owner = Annotated[Identity, Depends(require(Role.OWNER))]
 
 
-def _settings(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
-
-
 # What a job does decides who may order it, and who may let it go on.
 ROLES = {
     Kind.REPLAY: Role.OPERATOR,
@@ -44,60 +38,36 @@ ROLES = {
     Kind.DISCARD: Role.OWNER,
 }
 
+Here = Annotated[Site, Depends(site_of)]
+
+
+async def _settings(site: Here) -> Settings:
+    return site.settings
+
+
+async def _database(site: Here) -> Database:
+    return site.database
+
+
+async def _operations(site: Here) -> LocalOperations:
+    return site.operations()
+
+
 Configured = Annotated[Settings, Depends(_settings)]
-
-
-def _sessions(request: Request) -> Database:
-    database: Database = request.app.state.database
-    return database
-
-
-Sessions = Annotated[Database, Depends(_sessions)]
-
-
-def _operations(request: Request) -> LocalOperations:
-    state = request.app.state
-    return operations_of(state.settings, state.file, state.database)
-
-
-def operations_of(settings: Settings, file: Path | None, database: Database) -> LocalOperations:
-    """Return the operations on the console's connections: statements end after console.statement_timeout."""
-    return LocalOperations(settings, file, connect=lambda _: database.session(), by_console=True)
-
-
+Sessions = Annotated[Database, Depends(_database)]
 Operations = Annotated[LocalOperations, Depends(_operations)]
 
 
-def here_of(request: Request, who: Identity) -> Here:
-    """Return where an operation is done for a user: on the console's connections."""
-    state = request.app.state
-    database: Database = state.database
-    return Here(
-        state.settings,
-        lambda _: database.session(),
-        file=state.file,
-        by=who.name,
-        by_console=True,
-        require=who.require,
-    )
-
-
-def wake_runner(request: Request) -> None:
-    """Let the console look for jobs now."""
-    request.app.state.runner.wake()
-
-
-async def _alone(request: Request) -> AsyncIterator[None]:
-    alone: asyncio.Lock = request.app.state.alone
+async def _alone(site: Here) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(ALONE_WITHIN):
-            await alone.acquire()
+            await site.alone.acquire()
     except TimeoutError:
         raise BusyError("another user's look takes all the console has for such looks: try again in a while") from None
     try:
         yield
     finally:
-        alone.release()
+        site.alone.release()
 
 
 # Of a route that opens connections beyond the pool: the doctor's, a comparison with the inbox, a look at old days, the
@@ -117,5 +87,4 @@ def compare_with_inbox(settings: Settings, asked: Asked) -> Report:
 
 def within(request: Request, connection: psycopg.Connection) -> LocalOperations:
     """Return the operations in the transaction of this session."""
-    state = request.app.state
-    return LocalOperations(state.settings, state.file, connect=lambda _: nullcontext(connection))
+    return site_of(request).operations_in(connection)

@@ -10,11 +10,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from relay.config.settings import Settings
-from relay.console.access.access import Access
 from relay.console.access.requirements import check_access
 from relay.console.app import make_app
 from relay.console.connections import LimitedProtocol
 from relay.console.sampler import Sampler
+from relay.console.site import Site
 from relay.errors import ConfigurationError
 from relay.logger import get_logger
 from relay.runtime.stopping import stopped_by_signals
@@ -41,16 +41,15 @@ async def serve(settings: Settings, file: Path | None, show: Callable[[str], Non
     broker_urls(settings.broker)
     listener = listen(settings.console.listen)
     app = make_app(settings, file)
-    sampler: Sampler = app.state.sampler
-    access: Access = app.state.access
+    site: Site = app.state.site
     server = Server(served(app))
     stopping = asyncio.Event()
     running = asyncio.create_task(server.serve([listener]), name="console")
     with stopped_by_signals(lambda _: stopping.set(), running):
         log.info("console.listening", address=settings.console.listen)
-        if access.start is not None:
-            show(access.start.address(settings.console.origin or f"http://{settings.console.listen}"))
-        ending = asyncio.create_task(_end(stopping, sampler, server), name="ending")
+        if site.access.start is not None:
+            show(site.access.start.address(settings.console.origin or f"http://{settings.console.listen}"))
+        ending = asyncio.create_task(_end(stopping, site.sampler, server), name="ending")
         try:
             await running
         finally:

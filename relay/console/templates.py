@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse
 from relay import __version__
 from relay.config.settings import Authentication
 from relay.console.access.cookie import browser_of, new_browser, set_cookie
+from relay.console.access.identity import door_of
 from relay.console.formats import commands, duration, job_mood, moment, number, short
 from relay.operate.status import lane_ranges
 
@@ -61,12 +62,13 @@ def page(request: Request, name: str, *, code: int = 200, **values: Any) -> HTML
 
     The template also has the user and the menu. A browser without our cookie gets one, which its forms need.
     """
+    console = door_of(request).console
     text = _environment.get_template(name).render(
         identity=getattr(request.state, "identity", None),
-        has_logout=request.app.state.settings.console.authentication in WITH_LOGIN,
+        has_logout=console.authentication in WITH_LOGIN,
         menu=MENU,
         path=request.url.path,
-        read_only=request.app.state.settings.console.read_only,
+        read_only=console.read_only,
         version=__version__,
         **values,
     )

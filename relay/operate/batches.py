@@ -17,7 +17,7 @@ from relay.errors import BusyError, NotFoundError, UsageError
 from relay.observe.printable import utc
 from relay.operate.asked import AppId, Closed, Limit, Reasoned, Version
 from relay.operate.audit import note
-from relay.operate.operation import Effect, Here, Role, operation
+from relay.operate.operation import Effect, Role, Servers, operation
 
 GIVE_UP = SQL("SELECT {schema}.give_up_batch(%(app_id)s, %(version)s, %(by)s, %(why)s)")
 
@@ -211,21 +211,21 @@ class GiveUp(Reasoned):
 
 
 @operation("batches.list", "GET /batches", Role.VIEWER)
-def list_(here: Here, asked: ListBatches) -> list[BatchStatus]:
+def list_(at: Servers, asked: ListBatches) -> list[BatchStatus]:
     """List the newest batches: first those that are begun and not committed."""
-    with here.connect(None) as connection:
-        return list_batches(connection, here.schema, limit=asked.limit)
+    with at.connect(None) as connection:
+        return list_batches(connection, at.schema, limit=asked.limit)
 
 
 @operation("batches.show", "GET /batches/show", Role.VIEWER)
-def show(here: Here, asked: ShowBatch) -> BatchStatus:
+def show(at: Servers, asked: ShowBatch) -> BatchStatus:
     """Show one batch."""
-    with here.connect(None) as connection:
-        return read_batch(connection, here.schema, asked.app_id, asked.version)
+    with at.connect(None) as connection:
+        return read_batch(connection, at.schema, asked.app_id, asked.version)
 
 
 @operation("batches.give_up", "POST /batches/give-up", Role.OPERATOR, Effect.STORED)
-def give_up(here: Here, asked: GiveUp) -> BatchStatus:
+def give_up(at: Servers, asked: GiveUp) -> BatchStatus:
     """Let no more of a batch be written, which was begun in pieces; what is written stays."""
-    with here.connect(None) as connection:
-        return give_up_batch(connection, here.schema, asked.app_id, asked.version, by=here.by, why=asked.why)
+    with at.connect(None) as connection:
+        return give_up_batch(connection, at.schema, asked.app_id, asked.version, by=at.by, why=asked.why)

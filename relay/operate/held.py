@@ -13,7 +13,7 @@ from pydantic import Field
 from relay.consume.failed.held_table import CLAIM_FOR
 from relay.errors import NotFoundError
 from relay.operate.asked import Closed, Group, Reasoned, check_choice
-from relay.operate.operation import BULK_TIMEOUT, Effect, Here, Role, operation
+from relay.operate.operation import BULK_TIMEOUT, Effect, Role, Servers, operation
 from relay.servers.postgres.database import one
 
 LIST = SQL("""
@@ -98,8 +98,8 @@ class Retried(Closed):
 
 
 @operation("held.retry", "POST /held/retry", Role.OPERATOR, Effect.STORED)
-def retry(here: Here, asked: RetryHeld) -> Retried:
+def retry(at: Servers, asked: RetryHeld) -> Retried:
     """Let the consumers try what failed now, in place of waiting for the next try."""
     check_choice(is_filtered=asked.group is not None, is_all=asked.all)
-    with here.connect(BULK_TIMEOUT) as connection:
-        return Retried(messages=retry_held(connection, here.schema, asked.group, by=here.by, why=asked.why))
+    with at.connect(BULK_TIMEOUT) as connection:
+        return Retried(messages=retry_held(connection, at.schema, asked.group, by=at.by, why=asked.why))

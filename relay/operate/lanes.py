@@ -16,7 +16,7 @@ from relay.errors import UsageError
 from relay.operate.asked import Lane, MaybeReasoned, Nothing, Reasoned
 from relay.operate.audit import note
 from relay.operate.health import NODE_STALE_AFTER
-from relay.operate.operation import Effect, Here, Role, operation
+from relay.operate.operation import Effect, Role, Servers, operation
 from relay.operate.routes.quarantine import ring
 
 PAUSE_LANE = SQL("""
@@ -110,21 +110,21 @@ class ResumeLane(MaybeReasoned):
 
 
 @operation("lanes.list", "GET /lanes", Role.VIEWER)
-def list_(here: Here, _: Nothing) -> list[LaneStatus]:
+def list_(at: Servers, _: Nothing) -> list[LaneStatus]:
     """List the lanes, by number."""
-    with here.connect(None) as connection:
-        return list_lanes(connection, here.schema)
+    with at.connect(None) as connection:
+        return list_lanes(connection, at.schema)
 
 
 @operation("lanes.pause", "POST /lanes/{lane}/pause", Role.OPERATOR, Effect.STORED)
-def pause(here: Here, asked: PauseLane) -> LaneStatus:
+def pause(at: Servers, asked: PauseLane) -> LaneStatus:
     """Let no relay carry a lane; its rows stay pending, in order."""
-    with here.connect(None) as connection:
-        return pause_lane(connection, here.schema, asked.lane, by=here.by, why=asked.why)
+    with at.connect(None) as connection:
+        return pause_lane(connection, at.schema, asked.lane, by=at.by, why=asked.why)
 
 
 @operation("lanes.resume", "POST /lanes/{lane}/resume", Role.OPERATOR, Effect.STORED)
-def resume(here: Here, asked: ResumeLane) -> LaneStatus:
+def resume(at: Servers, asked: ResumeLane) -> LaneStatus:
     """Let the relays carry a paused lane again."""
-    with here.connect(None) as connection:
-        return resume_lane(connection, here.schema, asked.lane, by=here.by, why=asked.reason)
+    with at.connect(None) as connection:
+        return resume_lane(connection, at.schema, asked.lane, by=at.by, why=asked.reason)

@@ -50,7 +50,7 @@ class Effect(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class Servers:
     """The servers of the settings, on which an operation is done, and for whom.
 
     Args:
@@ -87,7 +87,7 @@ class Operation(Generic[Asked, Given]):
     name: str
     asks: type[Asked]
     gives: Any  # the type `Given`, for what it is read by and written by
-    does: Callable[[Here, Asked], Given]
+    does: Callable[[Servers, Asked], Given]
     method: str
     path: str
     role: Role
@@ -102,14 +102,14 @@ class Operation(Generic[Asked, Given]):
 
 def operation(
     name: str, request: str, role: Role, effect: Effect = Effect.NOTHING, *, is_alone: bool = False
-) -> Callable[[Callable[[Here, Asked], Given]], Operation[Asked, Given]]:
+) -> Callable[[Callable[[Servers, Asked], Given]], Operation[Asked, Given]]:
     """Make an operation of a function: its types are what is asked and given, and its docstring is what it does.
 
     Args:
         request: method and path, as in `POST /lanes/{lane}/pause`.
     """
 
-    def declare(does: Callable[[Here, Asked], Given]) -> Operation[Asked, Given]:
+    def declare(does: Callable[[Servers, Asked], Given]) -> Operation[Asked, Given]:
         _, asks, gives = get_type_hints(does, include_extras=True).values()
         method, path = request.split()
         return Operation(name, asks, gives, does, method, path, role, effect, is_alone)
@@ -130,11 +130,11 @@ class Operations(Protocol):
 class Local:
     """Does operations here."""
 
-    def __init__(self, here: Here) -> None:
-        self._here = here
+    def __init__(self, at: Servers) -> None:
+        self._at = at
 
     def do(self, operation: Operation[Asked, Given], asked: Asked, *, by: str = "") -> Given:
-        return operation.does(replace(self._here, by=by), asked)
+        return operation.does(replace(self._at, by=by), asked)
 
 
 def connect_by(settings: Settings) -> Connect:

@@ -32,7 +32,7 @@ from relay.operate.letters.letter import Held, Letter
 from relay.operate.letters.letter import Selection as LetterSelection
 from relay.operate.letters.read import count_letters, list_letters, read_letters, show_letter
 from relay.operate.messages.whereabouts import RowId
-from relay.operate.operation import BULK_TIMEOUT, SCAN_TIMEOUT, Connect, Here, Local, connect_by
+from relay.operate.operation import BULK_TIMEOUT, SCAN_TIMEOUT, Connect, Local, Servers, connect_by
 from relay.operate.parked import change as release
 from relay.operate.parked.change import Done, Show
 from relay.operate.parked.read import PARKED, ParkedMessage, list_parked, show_parked
@@ -74,7 +74,7 @@ class LocalOperations(Local):
         self, settings: Settings, file: Path | None = None, *, connect: Connect | None = None, by_console: bool = False
     ) -> None:
         connect = connect or connect_by(settings)
-        super().__init__(Here(settings, connect, file=file, by_console=by_console))
+        super().__init__(Servers(settings, connect, file=file, by_console=by_console))
         self._settings = settings
         self._file = file
         self._schema = settings.database.schema_name

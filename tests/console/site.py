@@ -37,7 +37,7 @@ async def running(settings: Settings, **console: Any) -> AsyncIterator[FastAPI]:
 def browser(app: FastAPI, *, address: str = "127.0.0.1", origin: str = ORIGIN) -> httpx.AsyncClient:
     """Return a browser at this address, without cookies but for that of a user who has brought the start's token."""
     client = stranger(app, address=address, origin=origin)
-    access: Access = app.state.access
+    access: Access = app.state.site.access
     if access.start is not None:
         session = access.sessions.begin(Identity(operator(), Role.OWNER))
         client.cookies.set(NAME, session, domain=str(urlsplit(origin).hostname))
@@ -104,9 +104,9 @@ async def serving(settings: Settings, **console: Any) -> AsyncIterator[Address]:
         server = Server(served(app))
         running = asyncio.create_task(server.serve([listener]), name="served console")
         try:
-            yield Address.of(address, app.state.access)
+            yield Address.of(address, app.state.site.access)
         finally:
-            await app.state.sampler.stop()
+            await app.state.site.sampler.stop()
             server.should_exit = True
             await running
 

@@ -27,7 +27,7 @@ __all__ = ["rows"]  # fixtures
 
 async def seen(app: FastAPI) -> Seen:
     """Return what a look saw that has begun after this call: the next one may be under way."""
-    consumers: Consumers = app.state.consumers
+    consumers: Consumers = app.state.site.consumers
     for _ in range(2):
         before = consumers.latest
         consumers.wake()
@@ -38,7 +38,7 @@ async def seen(app: FastAPI) -> Seen:
 
 async def told(app: FastAPI) -> TheVerdict:
     """Return the verdict on this moment, without the doctor's findings."""
-    sampler: Sampler = app.state.sampler
+    sampler: Sampler = app.state.site.sampler
     await eventually(lambda: sampler.latest is not None, "the console has looked at the outbox")
     return verdict(sampler.latest, None, await seen(app))
 
@@ -71,10 +71,10 @@ async def test_a_lost_connection_is_no_missing_queue(settings: Settings, broker_
         await channel.declare_queue("billing.dead", durable=True)
         await channel.default_exchange.publish(aio_pika.Message(b"1"), "billing.dead")
         async with running(with_queue(settings.model_copy(update={"broker": far}), "billing")) as app:
-            await app.state.checkup.report()  # the doctor declares queues, too
+            await app.state.site.checkup.report()  # the doctor declares queues, too
             before = await seen(app)
             proxy.on_frame(Way.UP, QueueCommand.Declare, proxy.seen[Way.UP, QueueCommand.Declare] + 1, Act.RESET)
-            consumers: Consumers = app.state.consumers
+            consumers: Consumers = app.state.site.consumers
             consumers.wake()
             await eventually(lambda: bool(consumers.latest and consumers.latest.error), "the console has noticed")
             after = await seen(app)

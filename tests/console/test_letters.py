@@ -33,7 +33,7 @@ async def looked(app: FastAPI, client: httpx.AsyncClient, name: str = DEAD) -> t
     """Press the button, and return what the look saw, and the page."""
     done = await post(client, "/failures/looks", {"queue": name})
     assert done.status_code == 303, done.text
-    found: Looks = app.state.looks
+    found: Looks = app.state.site.looks
     await eventually(lambda: name not in found.running, "the console has looked")
     return found.latest[name], await client.get(done.headers["Location"])
 
@@ -189,17 +189,17 @@ async def test_no_page_reads_a_queue_and_a_viewer_begins_no_look(
     async with running(settings, **users(tmp_path)) as app, browser(app) as client:
         await log_in(client, Role.VIEWER)
         page = await client.get("/failures", params={"queue": "billing"})
-        latest = dict(app.state.looks.latest)
+        latest = dict(app.state.site.looks.latest)
 
     assert latest == {}
-    assert app.state.looks.running == set()
+    assert app.state.site.looks.running == set()
     assert DEAD in page.text
     assert "/failures/looks" not in page.text
 
 
 async def test_a_queue_has_one_look_at_a_time(settings: Settings, letters: Letters) -> None:
     async with running(settings) as app:
-        found: Looks = app.state.looks
+        found: Looks = app.state.site.looks
         for _ in range(3):
             found.begin(DEAD)
         assert found._wanted.qsize() == 1

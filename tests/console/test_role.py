@@ -38,12 +38,12 @@ async def test_every_page_opens_with_the_rights_of_the_role(
     async with running(limited) as app, browser(app) as client:
         answers = {path: await client.get(path) for path in (*paths, "/doctor")}
         shown = await post(client, f"/messages/{row}/reveal", {})
-        await app.state.sampler.stop()
+        await app.state.site.sampler.stop()
 
     assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(answers, 200)
     assert shown.status_code == 200
     assert "must be granted" not in answers["/"].text
-    assert app.state.sampler.latest.error is None
+    assert app.state.site.sampler.latest.error is None
 
 
 def test_the_role_carries_no_row(connection: psycopg.Connection) -> None:

@@ -118,7 +118,7 @@ async def test_a_stranger_gets_no_figures(settings: Settings, tmp_path: Path) ->
 
 async def test_the_history_has_the_worst_of_each_while(settings: Settings, database_url: str) -> None:
     async with running(settings) as app, browser(app) as client:
-        sampler: Sampler = app.state.sampler
+        sampler: Sampler = app.state.site.sampler
         waiting(database_url, "pending", 5)
 
         async def seen() -> bool:
@@ -145,7 +145,7 @@ async def test_a_database_that_does_not_answer_is_the_verdict(settings: Settings
     )
     async with running(away, **users(tmp_path)) as app, browser(app) as client:
         await log_in(client, Role.VIEWER)
-        sampler: Sampler = app.state.sampler
+        sampler: Sampler = app.state.site.sampler
 
         async def looked() -> bool:
             return sampler.latest is not None

@@ -41,7 +41,7 @@ async def test_the_answer_says_where_the_address_is_printed(settings: Settings, 
 
 async def test_a_browser_that_brings_the_token_gets_a_cookie_and_the_address_without_it(settings: Settings) -> None:
     async with running(settings) as app, stranger(app) as client:
-        entered = await enter(client, app.state.access.start)
+        entered = await enter(client, app.state.site.access.start)
         page = await client.get(entered.headers["Location"])
         change = await client.post("/routes/lanes/7/resume", headers={"Origin": "https://evil.test"})
 
@@ -57,7 +57,7 @@ async def test_a_browser_that_brings_the_token_gets_a_cookie_and_the_address_wit
 @pytest.mark.parametrize("token", ["", "x" * 43, "é", "\udc80", "part"], ids=ascii)
 async def test_another_token_lets_nobody_in(settings: Settings, token: str) -> None:
     async with running(settings) as app, stranger(app) as client:
-        known = app.state.access.start.address("").partition("=")[2]
+        known = app.state.site.access.start.address("").partition("=")[2]
         given = known[:-1] if token == "part" else token
         by_address = await client.get("/?token=" + "".join(f"%{byte:02x}" for byte in given.encode(errors="replace")))
         after = await client.get("/")
@@ -71,7 +71,7 @@ async def test_another_token_lets_nobody_in(settings: Settings, token: str) -> N
 
 async def test_a_program_sends_the_token_as_a_header(settings: Settings) -> None:
     async with running(settings) as app, stranger(app) as client:
-        token = app.state.access.start.address("").partition("=")[2]
+        token = app.state.site.access.start.address("").partition("=")[2]
         headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": str(uuid4())}
         read = await client.get("/api/v1/status", headers=headers)
         written = await client.post("/api/v1/quarantine/probe", headers=headers, json={})
@@ -92,7 +92,7 @@ async def test_a_command_sends_the_token_from_its_variable(settings: Settings, t
 
 async def test_each_start_has_another_token(settings: Settings) -> None:
     async with running(settings) as one, running(settings) as other, stranger(other) as client:
-        entered = await enter(client, one.state.access.start)
+        entered = await enter(client, one.state.site.access.start)
 
     assert entered.status_code == 401
 

@@ -97,6 +97,28 @@ async def test_a_body_that_is_announced_too_long_is_not_read(settings: Settings,
     assert told.startswith("HTTP/1.1 413")
 
 
+async def test_a_refusal_is_read_by_a_client_that_is_still_sending(settings: Settings, tmp_path: Path) -> None:
+    login = "POST /login HTTP/1.1\r\nHost: {host}\r\nContent-Length: 200000\r\n\r\n"
+    async with serving(settings, **users(tmp_path)) as address:
+        told = await answer(address, login, *["x" * 10_000] * 20)
+
+    assert told.startswith("HTTP/1.1 413")
+
+
+async def test_a_refused_client_that_sends_without_an_end_is_left(settings: Settings, tmp_path: Path) -> None:
+    login = "POST /login HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99999999\r\n\r\n"
+    async with serving(settings, **users(tmp_path)) as address, connected(address) as (_, writer):
+        writer.write(login.replace("{host}", urlsplit(address).netloc).encode())
+        with pytest.raises(ConnectionError):
+            await _send_for_ever(writer)
+
+
+async def _send_for_ever(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"x" * 10_000)
+        await writer.drain()
+
+
 async def test_a_body_without_a_length_is_read_as_far_as_it_may_be(settings: Settings, tmp_path: Path) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(40):
@@ -119,9 +141,9 @@ async def test_a_login_in_parts_is_refused(settings: Settings, tmp_path: Path) -
 
 async def test_a_page_of_a_fault_has_the_headers_of_every_page(settings: Settings) -> None:
     async with running(settings) as app, browser(app) as client:
-        sampler, app.state.sampler = app.state.sampler, None
+        sampler, app.state.site.sampler = app.state.site.sampler, None
         told = await client.get("/")
-        app.state.sampler = sampler
+        app.state.site.sampler = sampler
 
     assert told.status_code == 500
     assert "default-src 'none'" in told.headers["Content-Security-Policy"]

@@ -82,7 +82,7 @@ async def test_looks_that_take_connections_of_their_own_come_one_after_the_other
         paths = ["/retention", "/api/v1/retention"] * 6
         answers = await asyncio.gather(*map(client.get, paths))
         monkeypatch.setattr(given, "ALONE_WITHIN", 0.05)
-        async with app.state.alone:
+        async with app.state.site.alone:
             refused = await client.get("/api/v1/doctor")
 
     assert {answer.status_code for answer in answers} == {200}

@@ -13,12 +13,14 @@ from relay.console.access.passwords import MOST_CHECKS, PasswordFile
 from relay.console.access.proxy import proxy_identifier
 from relay.console.access.sessions import Sessions
 from relay.console.access.start_token import StartToken
+from relay.console.access.tokens import TokenFile, with_tokens
 
 
 class Access:
     """How this console finds out who asks.
 
     Attributes:
+        console: its settings.
         identify: finds out the user of a request.
         sessions: the logins; unused where each request says who sends it.
         passwords: the users, with authentication `password`.
@@ -29,24 +31,28 @@ class Access:
     """
 
     def __init__(self, console: ConsoleSettings) -> None:
+        self.console = console
         self.passwords = PasswordFile(console.users)
         self.checks = CapacityLimiter(MOST_CHECKS)
         self.provider = Provider(console)
         self.limit = LoginLimit()
         self.sessions = Sessions(console.session_timeout)
         self.start: StartToken | None = None
-        self.identify: Identifier
+        identify: Identifier
+        owners = [TokenFile(console.tokens).owner_of]
         match console.authentication:
             case Authentication.NONE:
                 self.start = StartToken()
+                owners.insert(0, self.start.owner_of)
                 self.sessions = Sessions(math.inf)  # they end with the process, as the token does
-                self.identify = self.sessions.identify
+                identify = self.sessions.identify
             case Authentication.PROXY:
-                self.identify = proxy_identifier(console)
+                identify = proxy_identifier(console)
             case Authentication.PASSWORD:
                 self.sessions = Sessions(console.session_timeout, self.passwords.holds)
-                self.identify = self.sessions.identify
+                identify = self.sessions.identify
             case Authentication.OIDC:
-                self.identify = self.sessions.identify
+                identify = self.sessions.identify
             case _:
                 assert_never(console.authentication)
+        self.identify = with_tokens(identify, *owners)

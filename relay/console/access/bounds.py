@@ -3,6 +3,7 @@ sends it.
 """
 
 import asyncio
+from contextlib import suppress
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -11,13 +12,16 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relay.console.access.headers import Answer
-from relay.console.access.identity import Identifier, LoginNeededError, RefusedError
+from relay.console.access.identity import LoginNeededError, RefusedError, door_of
 from relay.console.access.writes import ALWAYS, READING
 from relay.errors import OutboxError
 
 MOST_BYTES, MOST_OF_STRANGERS = 1024 * 1024, 16 * 1024  # of a body; strangers send names and passwords alone
 BODY_TIMEOUT = 30.0  # seconds for a client to send a body
-CLOSE = {"Connection": "close"}  # what else the client sends is not read
+CLOSE = {"Connection": "close"}
+# What a refused client still sends is thrown away before the connection closes. Unread bytes in the kernel would reset
+# the connection, and the client would lose the answer.
+MOST_DISCARDED, LINGER = 256 * 1024, 1.0  # bytes, seconds
 
 
 class BoundedApp:
@@ -43,13 +47,14 @@ class BoundedApp:
         except OutboxError as error:
             response = await self._answer(request, error)
             response.headers.update(CLOSE)
-            await response(scope, receive, send)
+            await response(scope, receive, lingering(send, receive))
             return
-        await self._app(scope, bounded(receive, most), send)
+        await self._app(scope, bounded(receive, most), lingering(send, receive))
 
     async def _identify(self, request: Request) -> None:
-        identify: Identifier = request.app.state.identify
-        if request.method not in READING and request.url.path not in ALWAYS and await identify(request) is None:
+        if request.method in READING or request.url.path in ALWAYS:
+            return
+        if await door_of(request).identify(request) is None:
             raise LoginNeededError
 
 
@@ -90,6 +95,34 @@ def bounded(receive: Receive, most: int) -> Receive:
         return message
 
     return receive_bounded
+
+
+def lingering(send: Send, receive: Receive) -> Send:
+    """Return `send` that ends an answer with `Connection: close` when the client has sent its request, or too much."""
+    closes = False
+
+    async def send_lingering(message: Message) -> None:
+        nonlocal closes
+        if message["type"] == "http.response.start":
+            closes = Headers(raw=message["headers"]).get("Connection") == "close"
+        elif closes and not message.get("more_body", False):
+            await send({**message, "more_body": True})
+            await _discard(receive)
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_lingering
+
+
+async def _discard(receive: Receive) -> None:
+    left = MOST_DISCARDED
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 def too_long(most: int) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from starlette.requests import Request
 
+from relay.config.settings import ConsoleSettings
 from relay.errors import OutboxError
 from relay.operate.operation import Role
 
@@ -34,6 +35,19 @@ class Identifier(Protocol):
 
     def __call__(self, request: Request, /) -> Awaitable[Identity | None]:
         """Return who it is; None for a request of nobody that we know."""
+
+
+class Door(Protocol):
+    """What a request meets before it is known who sends it: `relay.console.access.access.Access`."""
+
+    console: ConsoleSettings
+    identify: Identifier
+
+
+def door_of(request: Request) -> Door:
+    """Return the door of the console that got the request."""
+    door: Door = request.app.state.site.access
+    return door
 
 
 class RefusedError(OutboxError):
@@ -63,8 +77,7 @@ class Requirement:
     role: Role
 
     async def __call__(self, request: Request) -> Identity:
-        identify: Identifier = request.app.state.identify
-        identity = await identify(request)
+        identity = await door_of(request).identify(request)
         if identity is None:
             raise LoginNeededError
         identity.require(self.role)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from relay.config.settings import ConsoleSettings
 from relay.console.access.cookie import browser_of
-from relay.console.access.identity import RefusedError
+from relay.console.access.identity import RefusedError, door_of
 from relay.console.access.tokens import bearer_of
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -38,7 +38,7 @@ async def guard_writes(request: Request) -> None:
     """
     if request.method in READING:
         return
-    console: ConsoleSettings = request.app.state.settings.console
+    console = door_of(request).console
     is_login = request.url.path in ALWAYS
     # No browser sends a token of a program by itself, and no program logs in or out.
     if bearer_of(request) is None or is_login:

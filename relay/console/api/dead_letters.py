@@ -19,6 +19,7 @@ from starlette.responses import Response
 from relay.console.api.once import Asked, Once
 from relay.console.api.parameters import Paced, Staged
 from relay.console.given import Configured, Operations, Operator, Owner, Sessions, within
+from relay.console.site import site_of
 from relay.jobs.job import Job
 from relay.observe.printable import printable_json
 from relay.operate.asked import (
@@ -182,5 +183,5 @@ def _order(request: Request, once: Asked, entry: Entry, asked: Change) -> Respon
         lambda connection: within(request, connection).order_letters(entry, selection, caution=caution),
         status=HTTPStatus.ACCEPTED,
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return answer

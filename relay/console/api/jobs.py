@@ -10,6 +10,7 @@ from starlette.responses import Response
 from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
 from relay.console.given import ROLES, Operations, Operator, Viewer, within
+from relay.console.site import site_of
 from relay.errors import UsageError
 from relay.jobs.job import Job, JobFailure, Kind
 from relay.operate.asked import Closed, Cursor, Id, Limit, MaybeReasoned, Reasoned
@@ -80,7 +81,7 @@ def resume(
         Job,
         lambda connection: within(request, connection).resume_job(job, by=who.name, why=asked.reason),
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return answer
 
 

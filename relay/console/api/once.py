@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from relay.console.access.identity import RefusedError
 from relay.console.database import Database
+from relay.console.site import site_of
 from relay.errors import BusyError, OutboxError, PartlyDoneError
 
 KEY = Annotated[
@@ -123,7 +124,7 @@ class Asked:
 
 async def _asked(request: Request, key: KEY) -> Asked:
     said = b"\0".join((request.method.encode(), str(request.url.path).encode(), await request.body()))
-    return Asked(key, hashlib.sha256(said).digest(), request.app.state.database)
+    return Asked(key, hashlib.sha256(said).digest(), site_of(request).database)
 
 
 Once = Annotated[Asked, Depends(_asked)]

@@ -12,6 +12,7 @@ from relay.console.api.once import Asked, Once
 from relay.console.api.paging import next_cursor, read_cursor
 from relay.console.api.parameters import Paced, ParkedFilter, Staged, row_id
 from relay.console.given import Operations, Operator, Owner, Sessions, Viewer, within
+from relay.console.site import site_of
 from relay.jobs.job import Kind
 from relay.operate.asked import MAX_ID, Closed, Cursor, Limit, MaybeReasoned, RowName, Text, Why, check_choice
 from relay.operate.messages.message import note_reveal
@@ -130,5 +131,5 @@ def _order(request: Request, once: Asked, kind: Kind, asked: Change, *, by: str)
         ),
         status=HTTPStatus.ACCEPTED,
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return answer

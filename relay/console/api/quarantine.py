@@ -12,6 +12,7 @@ from relay.console.api.once import Once
 from relay.console.api.paging import next_cursor, read_cursor
 from relay.console.api.parameters import row_id
 from relay.console.given import Operations, Operator, Owner, Viewer, within
+from relay.console.site import site_of
 from relay.errors import UsageError
 from relay.operate.asked import (
     MOST,
@@ -139,7 +140,7 @@ def discard(request: Request, once: Once, who: Owner, asked: Chosen) -> Response
         lambda connection: within(request, connection).order_discard(asked.route, rows, by=who.name, why=asked.why),
         status=HTTPStatus.ACCEPTED,
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return answer
 
 

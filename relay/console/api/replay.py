@@ -11,6 +11,7 @@ from starlette.responses import Response
 from relay.console.api.once import Once
 from relay.console.api.parameters import ReplayFilter, Staged
 from relay.console.given import Operations, Operator, Viewer, within
+from relay.console.site import site_of
 from relay.errors import UsageError
 from relay.jobs.job import Job
 from relay.operate.asked import MaybeReasoned, ShortString, check_choice
@@ -59,5 +60,5 @@ def order(request: Request, once: Once, who: Operator, asked: Order) -> Response
         ),
         status=HTTPStatus.ACCEPTED,
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return answer

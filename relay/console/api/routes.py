@@ -19,8 +19,9 @@ from starlette.responses import Response
 
 from relay.console.access.identity import Identity, require
 from relay.console.api.once import Asked, Once
-from relay.console.given import Alone, here_of, wake_runner
-from relay.operate.operation import Effect, Here, Operation
+from relay.console.given import Alone
+from relay.console.site import site_of
+from relay.operate.operation import Effect, Operation, Servers
 from relay.operate.operations import OPERATIONS
 
 AnyOperation = Operation[Any, Any]
@@ -48,10 +49,10 @@ def _endpoint(operation: AnyOperation) -> Callable[..., Any]:
     def endpoint(request: Request, who: Identity, **given: Any) -> Any:
         said = dict(given["asked"]) if "asked" in given else {}
         asked = operation.asks.model_construct(**said, **{name: given[name] for name in in_path})
-        here = here_of(request, who)
+        at = site_of(request).servers(who)
         if operation.effect is Effect.NOTHING:
-            return operation.does(here, asked)
-        return _change(operation, here, asked, given["once"], wake=lambda: wake_runner(request))
+            return operation.does(at, asked)
+        return _change(operation, at, asked, given["once"], wake=site_of(request).runner.wake)
 
     taken: dict[str, Any] = {
         "request": Request,
@@ -70,14 +71,14 @@ def _endpoint(operation: AnyOperation) -> Callable[..., Any]:
 
 
 def _change(
-    operation: AnyOperation, here: Here, asked: BaseModel, once: Asked, *, wake: Callable[[], None]
+    operation: AnyOperation, at: Servers, asked: BaseModel, once: Asked, *, wake: Callable[[], None]
 ) -> Response:
     if operation.effect is Effect.ELSEWHERE:
-        return once.noted(here.by, operation.gives, lambda: operation.does(here, asked))
+        return once.noted(at.by, operation.gives, lambda: operation.does(at, asked))
     answer = once.in_transaction(
-        here.by,
+        at.by,
         operation.gives,
-        lambda connection: operation.does(replace(here, connect=lambda _: nullcontext(connection)), asked),
+        lambda connection: operation.does(replace(at, connect=lambda _: nullcontext(connection)), asked),
         status=_status(operation),
     )
     if operation.effect in (Effect.ORDERED, Effect.RESUMED):

@@ -6,8 +6,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from relay.console.checkup import Checkup
 from relay.console.given import Viewer
+from relay.console.site import site_of
 from relay.console.templates import page
 from relay.operate.doctor.finding import Verdict, summary
 
@@ -17,8 +17,7 @@ router = APIRouter()
 @router.get("/doctor")
 async def doctor(request: Request, _: Viewer, again: bool = False) -> HTMLResponse:
     """Show what the doctor has found; with `again` it looks now."""
-    checkup: Checkup = request.app.state.checkup
-    report = await checkup.report(newest=again)
+    report = await site_of(request).checkup.report(newest=again)
     urgent = [each for each in report.findings if each.verdict in (Verdict.FAILED, Verdict.WARNING)]
     urgent.sort(key=lambda each: each.verdict is not Verdict.FAILED)
     parts = [("to be mended", urgent)] if urgent else []

@@ -14,10 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.consumers import Consumers, Seen
-from relay.console.failure_groups import Counted, FailureGroups
-from relay.console.given import ROLES, FormWords, Operations, Operator, Sessions, Viewer
-from relay.console.looks import Look, Looks
+from relay.console.consumers import Seen
+from relay.console.failure_groups import Counted
+from relay.console.given import ROLES, FormWords, Here, Operations, Operator, Sessions, Viewer
+from relay.console.looks import Look
+from relay.console.site import site_of
 from relay.console.templates import page
 from relay.errors import NotFoundError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Kind
@@ -42,9 +43,8 @@ QueueName = Annotated[str, StringConstraints(pattern=QUEUE_NAME)]
 Named = Annotated[tuple[QueueName, ...], Query(max_length=10)]
 
 
-async def _counted(request: Request) -> Counted:
-    failure_groups: FailureGroups = request.app.state.failure_groups
-    return await failure_groups.counted()
+async def _counted(site: Here) -> Counted:
+    return await site.failure_groups.counted()
 
 
 Groups = Annotated[Counted, Depends(_counted)]
@@ -121,7 +121,7 @@ def list_failures(
         total=len(counted.groups) + len(letters),
         age_s=counted.age_s,
         queues=queues,
-        unknown=seen.error if (seen := _consumers(request).latest) else None,
+        unknown=seen.error if (seen := site_of(request).consumers.latest) else None,
         address=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
         can_look=who.role.includes(Role.OPERATOR),
     )
@@ -131,7 +131,7 @@ def list_failures(
 async def look(request: Request, _: Operator, queue: Annotated[QueueName, Form()]) -> Response:
     """Look at a queue of dead letters, in the background."""
     dead = queues_of(queue)[1]
-    _looks(request).begin(dead)
+    site_of(request).looks.begin(dead)
     return RedirectResponse(f"/failures?{urlencode({'queue': dead})}", HTTPStatus.SEE_OTHER)
 
 
@@ -140,7 +140,7 @@ def show_failure(
     request: Request, operations: Operations, database: Sessions, *, counted: Groups, who: Viewer, group: str
 ) -> HTMLResponse:
     """Show a group with its first rows or letters, and what can be done."""
-    look = next((each for each in _looks(request).latest.values() if group in each.first), None)
+    look = next((each for each in site_of(request).looks.latest.values() if group in each.first), None)
     with database.session() as connection:
         groups = with_retries(connection, database.schema, look.groups) if look else counted.groups
         found = read_group(groups, group)
@@ -181,7 +181,7 @@ def order(
         job = operations.order_letters(entry, asked.letters(group), caution=caution)
     else:
         job = operations.order_parked(kind, asked.rows(group), by=who.name, why=asked.why or None, caution=caution).job
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
 
 
@@ -201,13 +201,14 @@ def retry_held(
     if not why:
         raise UsageError("say why: the audit keeps it")
     operations.do(held.retry, held.RetryHeld(group=group, why=why), by=who.name)
-    _consumers(request).wake()
+    site_of(request).consumers.wake()
     return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)
 
 
 def _queues(request: Request, named: Sequence[str]) -> list[Letters]:
     """Return the queues that are named, were looked at, or have letters."""
-    looks, seen = _looks(request), _consumers(request).latest
+    site = site_of(request)
+    looks, seen = site.looks, site.consumers.latest
     counts: Mapping[str, int] = seen.letters if seen else {}
     known = {*named, *looks.latest, *looks.running, *(queue for queue, number in counts.items() if number)}
     return [
@@ -222,13 +223,3 @@ def _number(queue: str, look: Look | None, seen: Seen | None) -> int | None:
     if look is None or look.error or (seen and counted is not None and seen.at > look.at):
         return counted
     return look.letters
-
-
-def _consumers(request: Request) -> Consumers:
-    consumers: Consumers = request.app.state.consumers
-    return consumers
-
-
-def _looks(request: Request) -> Looks:
-    looks: Looks = request.app.state.looks
-    return looks

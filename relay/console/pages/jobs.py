@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.given import ROLES, FormWords, Operations, Operator, Viewer
+from relay.console.site import site_of
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.operate.asked import Id
@@ -49,7 +50,7 @@ def turn_job(
         case "resume":
             who.require(ROLES[operations.show_job(job, limit=1).job.kind])
             operations.resume_job(job, by=who.name, why=why or None)
-            request.app.state.runner.wake()
+            site_of(request).runner.wake()
         case "cancel":
             if not why:
                 raise UsageError("say why the job ends: the audit keeps it")

@@ -2,7 +2,7 @@
 
 import re
 from http import HTTPStatus
-from typing import Annotated, cast
+from typing import Annotated
 from urllib.parse import quote, unquote
 
 from anyio.to_thread import run_sync
@@ -10,12 +10,12 @@ from fastapi import APIRouter, Form
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from relay.config.settings import Authentication, ConsoleSettings
-from relay.console.access.access import Access
+from relay.config.settings import Authentication
 from relay.console.access.cookie import browser_of, delete_cookie, set_cookie
 from relay.console.access.identity import RefusedError
 from relay.console.access.oidc import COOKIE, LOGIN_TIMEOUT, Begun
 from relay.console.access.proxy import client_address
+from relay.console.site import site_of
 from relay.console.templates import landing, page
 from relay.logger import get_logger
 
@@ -35,7 +35,7 @@ def local_path(path: str) -> str:
 @router.get("/login")
 def login_page(request: Request, next: str = "/") -> Response:  # noqa: A002  (as the address has it)
     """Show the form, or the way to the provider."""
-    authentication = _console(request).authentication
+    authentication = site_of(request).access.console.authentication
     if authentication in (Authentication.NONE, Authentication.PROXY):
         return RedirectResponse("/", HTTPStatus.SEE_OTHER)
     return page(request, "login.html", by=authentication, next=local_path(next), words="")
@@ -49,7 +49,8 @@ async def log_in(
     next: Annotated[str, Form()] = "/",  # noqa: A002
 ) -> Response:
     """Begin a session for a name and a password of the file."""
-    console, access = _console(request), _access(request)
+    access = site_of(request).access
+    console = access.console
     if console.authentication is not Authentication.PASSWORD:
         raise RefusedError(HTTPStatus.NOT_FOUND, "this console knows no passwords")
     address = client_address(request, console)
@@ -78,7 +79,7 @@ async def log_in(
 async def go_to_provider(request: Request, next: str = "/") -> Response:  # noqa: A002
     """Send the browser to the provider."""
     _require_oidc(request)
-    begun, address = await _access(request).provider.begin()
+    begun, address = await site_of(request).access.provider.begin()
     response = RedirectResponse(address, HTTPStatus.SEE_OTHER)
     response.set_cookie(
         COOKIE, f"{begun.seed}.{quote(local_path(next), safe='')}", max_age=LOGIN_TIMEOUT, secure=True, httponly=True,
@@ -94,7 +95,7 @@ async def come_from_provider(request: Request) -> Response:
     The answer is a page: after a redirect from another site, browsers would not send the session's cookie.
     """
     _require_oidc(request)
-    access = _access(request)
+    access = site_of(request).access
     kept = SEED.fullmatch(request.cookies.get(COOKIE, ""))
     if kept is None:
         raise RefusedError(HTTPStatus.FORBIDDEN, "this browser has begun no login, or too long ago: begin again")
@@ -109,20 +110,12 @@ async def come_from_provider(request: Request) -> Response:
 @router.post("/logout")
 async def log_out(request: Request) -> Response:
     """End the session."""
-    _access(request).sessions.end(browser_of(request))
+    site_of(request).access.sessions.end(browser_of(request))
     response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
     delete_cookie(response)
     return response
 
 
 def _require_oidc(request: Request) -> None:
-    if _console(request).authentication is not Authentication.OIDC:
+    if site_of(request).access.console.authentication is not Authentication.OIDC:
         raise RefusedError(HTTPStatus.NOT_FOUND, "this console has no provider")
-
-
-def _console(request: Request) -> ConsoleSettings:
-    return cast(ConsoleSettings, request.app.state.settings.console)
-
-
-def _access(request: Request) -> Access:
-    return cast(Access, request.app.state.access)

@@ -13,9 +13,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from relay.console.access.identity import Identity
-from relay.console.database import Database
 from relay.console.given import FormWords, Operator, Sessions, Viewer
-from relay.console.looks import Looks
+from relay.console.site import site_of
 from relay.console.templates import page
 from relay.errors import OutboxError, UsageError
 from relay.operate.asked import Id
@@ -161,15 +160,14 @@ def _of_outbox(message: Message) -> list[Step]:
 
 
 def _of_consumers(request: Request, message: Message) -> list[Step]:
-    inbox: Database = request.app.state.inbox
-    looks: Looks = request.app.state.looks
+    site = site_of(request)
     steps = [
         Step("failed", f"in {look.queue}, when it was looked at", look.at, group.cause)
-        for look, group in looks.of_message(str(message.message_id))
+        for look, group in site.looks.of_message(str(message.message_id))
     ]
     try:
-        with inbox.session() as connection:
-            outcome = read_outcome(connection, inbox.schema, message)
+        with site.inbox.session() as connection:
+            outcome = read_outcome(connection, site.inbox.schema, message)
     except OutboxError as error:
         return [*steps, Step("warning", "what consumers have done with it is not known", None, scrub(str(error)))]
     steps += [Step("ok", f"applied by {each.consumer}", each.at) for each in outcome.applied]
@@ -184,7 +182,7 @@ def _of_consumers(request: Request, message: Message) -> list[Step]:
 
 def _can_reveal(request: Request) -> bool:
     identity: Identity = request.state.identity
-    return identity.role.includes(Role.OPERATOR) and not request.app.state.settings.console.read_only
+    return identity.role.includes(Role.OPERATOR) and not site_of(request).settings.console.read_only
 
 
 def _place(text: str) -> Place | None:

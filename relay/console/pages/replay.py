@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.given import Operations, Operator, Viewer
+from relay.console.site import site_of
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
@@ -118,5 +119,5 @@ def order(request: Request, operations: Operations, who: Operator, asked: Annota
     job = operations.order_replay(
         chosen, Target(trace=asked.trace), by=who.name, why=asked.why or None, caution=asked.caution()
     )
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)

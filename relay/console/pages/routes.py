@@ -10,14 +10,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.given import FormWords, Operations, Operator, Owner, Viewer
+from relay.console.site import site_of
 from relay.console.templates import page
 from relay.engine.session.session import LANES
 from relay.errors import NotFoundError, UsageError
 from relay.operate import lanes
 from relay.operate.asked import Id, Lane, Nothing, ShortString
 from relay.operate.operation import Role
-from relay.operate.routes.map import RouteMap
-from relay.probes.cached_answer import CachedAnswer
 
 router = APIRouter()
 
@@ -27,13 +26,12 @@ Name = Annotated[ShortString, Form()]
 @router.get("/routes")
 async def routes(request: Request, operations: Operations, who: Viewer) -> HTMLResponse:
     """Show the map, the routes in quarantine and the paused lanes."""
-    cached: CachedAnswer[RouteMap] = request.app.state.route_map
     found = await run_in_threadpool(operations.list_routes)
     carried = await run_in_threadpool(operations.do, lanes.list_, Nothing())
     return page(
         request,
         "routes.html",
-        map=await cached.answer(),
+        map=await site_of(request).route_map.answer(),
         routes=found,
         lanes=[lane for lane in carried if lane.paused_at is not None],
         numbers=range(LANES),
@@ -72,7 +70,7 @@ def discard(request: Request, operations: Operations, who: Owner, *, route: Id, 
     if not why:
         raise UsageError("say why: the audit keeps it with each row that you discard")
     job = operations.order_discard(route, [], by=who.name, why=why).job
-    request.app.state.runner.wake()
+    site_of(request).runner.wake()
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
 
 

@@ -104,7 +104,7 @@ async def test_a_task_that_fails_is_told_and_begins_again(settings: Settings, mo
             raise ZeroDivisionError("a bug")
 
     async with running(settings) as app, browser(app) as client:
-        task = asyncio.create_task(app.state.background.keep("looks", lambda: fail_once(app)))
+        task = asyncio.create_task(app.state.site.background.keep("looks", lambda: fail_once(app)))
         await asyncio.wait_for(task, 60)
         page = await client.get("/")
 

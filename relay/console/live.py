@@ -1,0 +1,92 @@
+"""The parts of the overview that change, drawn once for all browsers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from relay.console.background import Background
+from relay.console.charts import Chart, chart
+from relay.console.checkup import Checkup, Report
+from relay.console.consumers import Consumers, Seen
+from relay.console.formats import duration, short
+from relay.console.sampler import Point, Sample, Sampler
+from relay.console.templates import fragment
+from relay.console.verdict import verdict
+
+PARTS = ("verdict", "figures", "relays")  # each has a template, and is an event of the stream
+SHORTEST = 300.0  # seconds that a chart spans at least
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure with its last hour."""
+
+    title: str
+    value: str
+    about: str
+    chart: Chart | None
+    highest: str
+    span: str  # of the chart
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What every browser gets: the text of each part by its name."""
+
+    sample: Sample | None
+    report: Report | None
+    seen: Seen | None
+    failing: list[str]
+    parts: dict[str, str]
+
+
+class Live:
+    """Draws the parts again when one of the looks has seen something else."""
+
+    def __init__(self, sampler: Sampler, checkup: Checkup, consumers: Consumers, background: Background) -> None:
+        self._sampler = sampler
+        self._checkup = checkup
+        self._consumers = consumers
+        self._background = background
+        self._drawn: Drawn | None = None
+
+    def parts(self) -> dict[str, str]:
+        """Return the text of each part."""
+        sample, report, seen = self._sampler.latest, self._checkup.latest, self._consumers.latest
+        failing, drawn = self._background.failing(), self._drawn
+        if drawn is None or drawn != replace(drawn, sample=sample, report=report, seen=seen, failing=failing):
+            values = {"sample": sample, "verdict": verdict(sample, report, seen, failing), "figures": _figures(sample)}
+            drawn = Drawn(sample, report, seen, failing, {name: fragment(f"{name}.html", **values) for name in PARTS})
+            self._drawn = drawn
+        return drawn.parts
+
+
+def _figures(sample: Sample | None) -> list[Figure]:
+    status, latency = (sample.status, sample.latency) if sample else (None, None)
+    history = sample.history if sample else ()
+    oldest = status.oldest_pending_age_s if status else None
+    rows = [
+        ("Backlog", short(status.pending if status else None), "rows wait", lambda each: each.backlog, short),
+        ("Oldest", duration(oldest), "waits", lambda each: each.age_s, duration),
+        ("Sent", short(sample.rate if sample else None), "a second", lambda each: each.rate, short),
+        ("Latency", duration(latency.p95_s if latency else None), "95% of the last minute",
+         lambda each: each.latency_s, duration),
+        ("Set aside", short(status.parked + status.quarantined if status else None), "parked or quarantined",
+         lambda each: each.failures, short),
+    ]  # fmt: skip
+    return [_figure(title, value, about, history, of=of, words=words) for title, value, about, of, words in rows]
+
+
+def _figure(
+    title: str,
+    value: str,
+    about: str,
+    history: tuple[Point, ...],
+    *,
+    of: Callable[[Point], float | None],
+    words: Callable[[float | None], str],
+) -> Figure:
+    since, until = (history[0].at, history[-1].at) if history else (0.0, 0.0)
+    points = [(point.at, found) for point in history if (found := of(point)) is not None]
+    since = min(since, until - SHORTEST)  # a curve of a few seconds would look like a cliff
+    drawn = chart(points, since=since, until=until)
+    return Figure(title, value, about, drawn, words(drawn.highest) if drawn else "", duration(until - since))

@@ -1,0 +1,115 @@
+"""What lives as long as the console's process, and is shared by all requests."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import psycopg
+from fastapi import FastAPI
+from starlette.requests import Request
+
+from relay.config.settings import Settings
+from relay.console.access.access import Access
+from relay.console.access.identity import Identity
+from relay.console.background import Background
+from relay.console.checkup import Checkup
+from relay.console.consumers import Consumers
+from relay.console.database import INBOX_URL, Database, inbox_of
+from relay.console.failure_groups import FailureGroups
+from relay.console.live import Live
+from relay.console.looks import Looks
+from relay.console.runner import Runner
+from relay.console.sampler import Sampler
+from relay.operate.operation import Servers
+from relay.operate.routes.map import RouteMap, read_route_map
+from relay.operations.local import LocalOperations
+from relay.probes.cached_answer import CachedAnswer
+
+ROUTE_MAP_PATIENCE = 0.2  # seconds that a page waits for the broker; then it shows what was seen before
+
+
+class Site:
+    """The parts of one console.
+
+    Attributes:
+        access: how it finds out who asks.
+        database: the sessions of the outbox.
+        inbox: the sessions of the consumers' inbox; often the same.
+        alone: held by a look that takes many connections.
+
+    Args:
+        file: the relay.toml that was read, for the doctor.
+    """
+
+    def __init__(self, settings: Settings, file: Path | None = None) -> None:
+        self.settings = settings
+        self._file = file
+        self.access = Access(settings.console)
+        self.database = Database(settings.database, settings.console)
+        apart = inbox_of(settings)
+        self.inbox = Database(apart, settings.console, url=INBOX_URL) if apart else self.database
+        self.alone = asyncio.Lock()
+        self.background = Background()
+        self.sampler = Sampler(settings, self.database)
+        self.checkup = Checkup(settings, file)
+        self.consumers = Consumers(settings, self.database)
+        self.looks = Looks(settings.broker)
+        self.runner = Runner(settings, partial(self.background.note, "jobs"))
+        self.live = Live(self.sampler, self.checkup, self.consumers, self.background)
+        self.failure_groups = FailureGroups(lambda: self.operations().list_failures((), with_held=True).groups)
+        self.route_map: CachedAnswer[RouteMap] = CachedAnswer(
+            lambda: read_route_map(settings), patience=ROUTE_MAP_PATIENCE
+        )
+
+    def servers(self, who: Identity) -> Servers:
+        """Return where an operation is done for a user: on the console's connections."""
+        return Servers(
+            self.settings,
+            lambda _: self.database.session(),
+            file=self._file,
+            by=who.name,
+            by_console=True,
+            require=who.require,
+        )
+
+    def operations(self) -> LocalOperations:
+        """Return the operations on the console's connections: statements end after console.statement_timeout."""
+        return LocalOperations(self.settings, self._file, connect=lambda _: self.database.session(), by_console=True)
+
+    def operations_in(self, connection: psycopg.Connection) -> LocalOperations:
+        """Return the operations in the transaction of this session."""
+        return LocalOperations(self.settings, self._file, connect=lambda _: nullcontext(connection))
+
+    @asynccontextmanager
+    async def running(self, _: FastAPI) -> AsyncIterator[None]:
+        """Look at the servers, and run jobs, as long as the app answers."""
+        databases = {self.database, self.inbox}
+        for each in databases:
+            each.open()
+        looking: dict[str, Callable[[], Awaitable[None]]] = {
+            "sampler": self.sampler.run,
+            "checkup": self.checkup.run,
+            "consumers": self.consumers.run,
+            "looks": self.looks.run,
+        }
+        tasks = [asyncio.create_task(self.background.keep(name, run), name=name) for name, run in looking.items()]
+        jobs = asyncio.create_task(self.background.keep("jobs", self.runner.run), name="jobs")
+        try:
+            yield
+        finally:
+            self.runner.stop()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait([*tasks, jobs])
+            await self.route_map.close()
+            await self.failure_groups.close()
+            for each in databases:
+                each.close()
+
+
+def site_of(request: Request) -> Site:
+    """Return the console that got the request."""
+    site: Site = request.app.state.site
+    return site
