@@ -1,12 +1,10 @@
-"""What routes take: who asks, and the operations on the console's connections."""
+"""What routes take: who asks, and what the console has."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-import psycopg
 from fastapi import Depends, Form
-from starlette.requests import Request
 
 from relay.config.settings import Settings
 from relay.console.access.identity import Identity, require
@@ -18,7 +16,6 @@ from relay.operate.asked import Words
 from relay.operate.operation import Role
 from relay.operate.reconcile.ask import Asked, ask
 from relay.operate.reconcile.report import Report
-from relay.operations.local import LocalOperations
 
 ALONE_WITHIN = 10.0  # seconds
 
@@ -49,13 +46,8 @@ async def _database(site: Here) -> Database:
     return site.database
 
 
-async def _operations(site: Here) -> LocalOperations:
-    return site.operations()
-
-
 Configured = Annotated[Settings, Depends(_settings)]
 Sessions = Annotated[Database, Depends(_database)]
-Operations = Annotated[LocalOperations, Depends(_operations)]
 
 
 async def _alone(site: Here) -> AsyncIterator[None]:
@@ -83,8 +75,3 @@ def compare_with_inbox(settings: Settings, asked: Asked) -> Report:
         return ask(settings.database, settings.database, asked, timeout=timeout, broker=settings.broker).report
     told = ask(settings.database, apart, asked, timeout=timeout, broker=settings.broker, inbox_url=INBOX_URL)
     return told.report
-
-
-def within(request: Request, connection: psycopg.Connection) -> LocalOperations:
-    """Return the operations in the transaction of this session."""
-    return site_of(request).operations_in(connection)

@@ -1,11 +1,12 @@
 """What requests are made of: texts and ids that the database can take. Each noun has its requests beside it."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from relay.engine.session.session import LANES
 from relay.errors import UsageError
+from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
 
 MAX_ID = 2**63 - 1
 MOST = 1000  # rows that one request lists or names
@@ -48,6 +49,27 @@ class Closed(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Page(Closed):
+    """A page of a list, which has a list of rows, and in `next` the cursor of the next page."""
+
+    @property
+    def listed(self) -> list[Any]:
+        """The rows, whatever they are called."""
+        (rows,) = [value for value in vars(self).values() if isinstance(value, list)]
+        return rows
+
+    @property
+    def cursor(self) -> str | None:
+        """The cursor of the next page."""
+        cursor: str | None = vars(self)["next"]
+        return cursor
+
+    def add(self, following: "Page") -> None:
+        """Be one page with the next one."""
+        self.listed.extend(following.listed)
+        vars(self)["next"] = following.cursor
+
+
 class Nothing(Closed):
     """Nothing is asked that would have to be said."""
 
@@ -75,6 +97,32 @@ class MessageFilter(Closed):
     aggregate_type: Text | None = None
     aggregate_id: Text | None = None
     event_type: Text | None = None
+
+
+class Paced(Closed):
+    """A job, and how fast it goes."""
+
+    rate: Annotated[float | None, Field(ge=LEAST_RATE, lt=BELOW_RATE, description="Rows a second, at most.")] = None
+
+    def caution(self) -> Caution:
+        """Return how carefully the job goes on; UsageError when the parts do not fit together."""
+        return Caution(rate=self.rate)
+
+
+class Staged(Paced):
+    """A job, and how carefully it goes on."""
+
+    stages: Annotated[tuple[Id, ...], Field(max_length=20, description="Wait for the outcome after so many rows.")] = ()
+    stop_when_failing: Annotated[
+        float | None, Field(ge=0, le=1, description="Pause when more than this share of a stage fails.")
+    ] = None
+
+    def caution(self) -> Caution:
+        if list(self.stages) != sorted({*self.stages}):
+            raise UsageError("stages: rising numbers, such as [1, 10, 100]")
+        if self.stop_when_failing is not None and not self.stages:
+            raise UsageError("stop_when_failing needs stages, such as [1, 10, 100]")
+        return Caution(rate=self.rate, stages=self.stages, stop_when_failing=self.stop_when_failing)
 
 
 def check_choice(*, is_filtered: bool, is_all: bool) -> None:

@@ -1,21 +1,20 @@
 """An operation is a value: what it asks and gives, what does it, who may, and how the HTTP API calls it.
 
 Each noun declares its operations beside what they ask; relay/operate/operations.py lists them all. The commands, the
-HTTP API, its client and the console's pages do them through `Operations`.
+HTTP API, its client and the console's pages read them.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import psycopg
 from pydantic import BaseModel
 
 from relay.config.settings import Settings
-from relay.operate.session import session
 
 Asked = TypeVar("Asked", bound=BaseModel)
 Given = TypeVar("Given")
@@ -115,28 +114,3 @@ def operation(
         return Operation(name, asks, gives, does, method, path, role, effect, is_alone)
 
     return declare
-
-
-class Operations(Protocol):
-    """Does operations: here, on the servers of the settings, or by a console (relay/cli/remote.py).
-
-    Both raise the errors of `relay.errors`, with the same words.
-    """
-
-    def do(self, operation: Operation[Asked, Given], asked: Asked, *, by: str = "") -> Given:
-        """Return what the operation gives. `by` is who asks, where the server does not know better."""
-
-
-class Local:
-    """Does operations here."""
-
-    def __init__(self, at: Servers) -> None:
-        self._at = at
-
-    def do(self, operation: Operation[Asked, Given], asked: Asked, *, by: str = "") -> Given:
-        return operation.does(replace(self._at, by=by), asked)
-
-
-def connect_by(settings: Settings) -> Connect:
-    """Return the sessions of a command: a new connection for each."""
-    return lambda timeout: session(settings.database, timeout=timeout)

@@ -27,7 +27,7 @@ from relay.engine.settle.put_away import PutAway
 from relay.engine.settle.quarantine_table import Left, Place, QuarantineTable
 from relay.operate import lanes
 from relay.operate.lanes import LaneStatus
-from relay.operate.routes import pause
+from relay.operate.routes.pause import pause_route, resume_route
 from relay.operate.routes.quarantine import RouteStatus, list_routes
 from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
@@ -50,14 +50,14 @@ class Operator:
     async def pause(self, routing_key: str, exchange: str = "") -> RouteStatus:
         def pause() -> RouteStatus:
             with session(self._database) as connection:
-                return pause.pause_route(connection, "outbox", exchange, routing_key, **WHY)
+                return pause_route(connection, "outbox", exchange, routing_key, **WHY)
 
         return await asyncio.to_thread(pause)
 
     async def resume(self, route: int) -> RouteStatus:
         def resume() -> RouteStatus:
             with session(self._database) as connection:
-                return pause.resume_route(connection, "outbox", route, **WHY)
+                return resume_route(connection, "outbox", route, **WHY)
 
         return await asyncio.to_thread(resume)
 

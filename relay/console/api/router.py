@@ -4,31 +4,23 @@ import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from relay.console.api import (
-    dead_letters,
-    failures,
-    jobs,
-    parked,
-    quarantine,
-    replay,
-    state,
-    upkeep,
-)
+from relay.console.api import dead_letters, upkeep
 from relay.console.api.openapi import document
 from relay.console.api.routes import router_of
 from relay.console.given import Viewer
 
 router = APIRouter(prefix="/api/v1", responses={422: {"description": "Unprocessable"}})
 for each in (
-    state.router,
+    router_of("state"),
     router_of("lanes"),
-    failures.router,
-    parked.router,
-    quarantine.router,
+    router_of("failures"),
+    router_of("parked"),
+    router_of("quarantine"),
+    router_of("dead-letters"),
     dead_letters.router,
     router_of("held"),
-    jobs.router,
-    replay.router,
+    router_of("jobs"),
+    router_of("replay"),
     router_of("batches"),
     upkeep.router,
 ):

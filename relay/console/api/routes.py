@@ -12,8 +12,10 @@ from http import HTTPStatus
 from string import Formatter
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Depends, Path, Query
 from pydantic import BaseModel, create_model
+from pydantic.fields import FieldInfo
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,6 +23,7 @@ from relay.console.access.identity import Identity, require
 from relay.console.api.once import Asked, Once
 from relay.console.given import Alone
 from relay.console.site import site_of
+from relay.observe.printable import printable_json
 from relay.operate.operation import Effect, Operation, Servers
 from relay.operate.operations import OPERATIONS
 
@@ -43,7 +46,7 @@ def router_of(part: str) -> APIRouter:
 
 
 def _endpoint(operation: AnyOperation) -> Callable[..., Any]:
-    """Return the function of a route; FastAPI reads its signature, as if somebody had written it."""
+    """Return the function of a route; FastAPI reads its signature, as of any function."""
     in_path = [name for _, name, _, _ in Formatter().parse(operation.path) if name]
 
     def endpoint(request: Request, who: Identity, **given: Any) -> Any:
@@ -51,7 +54,8 @@ def _endpoint(operation: AnyOperation) -> Callable[..., Any]:
         asked = operation.asks.model_construct(**said, **{name: given[name] for name in in_path})
         at = site_of(request).servers(who)
         if operation.effect is Effect.NOTHING:
-            return operation.does(at, asked)
+            found = operation.does(at, asked)
+            return _as_it_is(found) if isinstance(found, dict) else found
         return _change(operation, at, asked, given["once"], wake=site_of(request).runner.wake)
 
     taken: dict[str, Any] = {
@@ -59,7 +63,7 @@ def _endpoint(operation: AnyOperation) -> Callable[..., Any]:
         "who": Annotated[Identity, Depends(require(operation.role))],
         **({"alone": Alone} if operation.is_alone else {}),
         **({} if operation.effect is Effect.NOTHING else {"once": Once}),
-        **{name: Annotated[_type_of(operation, name), Path()] for name in in_path},
+        **{name: _in_path(operation.asks.model_fields[name]) for name in in_path},
         **_said(operation, in_path),
     }
     parameters = [
@@ -86,6 +90,11 @@ def _change(
     return answer
 
 
+def _as_it_is(found: dict[str, Any]) -> Response:
+    """Return what has no fixed form, as the body of a letter: orjson copies it byte for byte."""
+    return Response(printable_json(orjson.dumps(found).decode()), media_type="application/json")
+
+
 def _said(operation: AnyOperation, in_path: list[str]) -> dict[str, Any]:
     """Return the query or the body, as a parameter of the endpoint; nothing where nothing is asked."""
     asks = operation.asks
@@ -97,9 +106,8 @@ def _said(operation: AnyOperation, in_path: list[str]) -> dict[str, Any]:
     return {"asked": Annotated[said, Query()]} if wanted else {}
 
 
-def _type_of(operation: AnyOperation, name: str) -> Any:
-    field = operation.asks.model_fields[name]
-    return Annotated[field.annotation, *field.metadata, field] if field.metadata else field.annotation
+def _in_path(field: FieldInfo) -> Any:
+    return Annotated[field.annotation, *field.metadata, Path(description=field.description)]
 
 
 def _status(operation: AnyOperation) -> HTTPStatus:
