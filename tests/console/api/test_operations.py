@@ -18,7 +18,7 @@ from relay.console import pages
 from relay.console.api.router import router
 from relay.operate.operation import Effect, Operation, Role
 from relay.operate.operations import OPERATIONS
-from tests.cli.test_vocabulary import arguments
+from tests.cli.tree import arguments
 from tests.console.routes import role_of
 
 AnyOperation = Operation[Any, Any]
