@@ -1,12 +1,12 @@
-"""What can go wrong, as one tree; an expected result is a value (`Outcome`), not an error.
+"""The errors of this package, as one tree; an expected result is a value (`Outcome`), not an error.
 
 OutboxError
-  ConfigurationError      the relay was told something that cannot be
-    MissingExtraError     the part that is imported was not installed
-  UsageError              a command was asked for something that it does not do
+  ConfigurationError      a setting or an argument cannot be used
+    MissingExtraError     a library is missing that one of the extras installs
+  UsageError              a command does not do what it was asked to do
   EventError              an event that the outbox would refuse (relay.outbox)
   NoTransactionError      events for a connection in autocommit mode, outside of a transaction (relay.outbox)
-  NotAwaitedError         events for an asynchronous connection that nobody awaited (relay.outbox)
+  NotAwaitedError         events for an asynchronous connection that were not awaited (relay.outbox)
   UnavailableError        no connection to a server
     DatabaseUnavailableError
       InboxUnavailableError
@@ -15,26 +15,26 @@ OutboxError
   AccessError             the server is reachable, but does not let this user do it
   DeadlineError           no answer in time
   CommitUnknownError      committed on a primary that may have been replaced
-  ListenError             the address for probes and metrics cannot be had
+  ListenError             the server for probes and metrics cannot listen at its address
   ConsumerError           the consumer cannot go on; nothing was acknowledged that was not applied
     QueueMissingError
-    QueueUnfitError       a queue next to it is missing, or has other arguments
+    QueueUnfitError       a queue next to the consumed one is missing, or has other arguments
   MessageError            a message that this consumer can never apply, however often it tries
     InvalidPayloadError
     ExpiredMessageError
     MisdatedMessageError
-  PartitionLostError      another member of the pool has the partition by now
+  PartitionLostError      another member of the pool has the partition now
   HandlerError            a handler did what no handler may do
-    HandlerResultError    it returned what is still to be run
-    HandlerCancelledError it ended itself by CancelledError
-    HandlerAbortedError   it raised what is no Exception
+    HandlerResultError    it returned work that is still to be run
+    HandlerCancelledError it ended by a CancelledError
+    HandlerAbortedError   it raised something that is no Exception
     HandlerTransactionError  it left no transaction to commit
       TransactionEndedError  it committed or rolled back itself
   NotAcceptedError        an event that was neither confirmed nor buffered
   ForkedError             a forked process used what its parent has opened
   BufferFileError         a file that cannot be a publisher's buffer
   BusyError               another process is working on it
-  NotFoundError           nothing of that name or id is there
+  NotFoundError           there is nothing with that name or id
   NotReadyError           the relay does not run, or cannot deliver
   PartlyDoneError         a command did a part of what it was asked for
     JobTurnedError        an operator has paused or cancelled the job
@@ -47,14 +47,16 @@ from datetime import date
 from typing import Any
 from uuid import UUID
 
-MORE_THAN = {"relay": ("console",)}  # extras that bring another one: where one is missing, that one would not do
+# By extra, the larger extras that include it. When an inner import needs a larger one, its error is kept: the smaller
+# extra would not be enough.
+MORE_THAN = {"relay": ("console",)}
 
 
 class OutboxError(Exception):
     """Base of every error of this package."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let a pool of processes hand it on, whatever its class is made with: one that cannot be hangs the pool."""
+        """Make every error picklable, whatever arguments its class takes: an error that is not hangs a process pool."""
         return _as_it_was, (type(self), self.args), self.__dict__
 
 
@@ -63,11 +65,11 @@ def _as_it_was(kind: type[OutboxError], arguments: tuple[object, ...]) -> Outbox
 
 
 class ConfigurationError(OutboxError):
-    """The configuration cannot be used; the message names each key, where it was set, and what it takes."""
+    """The configuration cannot be used; the message names each key, where it was set, and which values it takes."""
 
 
 class MissingExtraError(ConfigurationError, ImportError):
-    """A library is missing, which one of the distribution's extras brings."""
+    """A library is missing that one of the distribution's extras installs."""
 
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(f'{library} is not installed: pip install "outbox-relay[{extra}]"')
@@ -75,7 +77,7 @@ class MissingExtraError(ConfigurationError, ImportError):
 
 
 class UsageError(OutboxError):
-    """A command was asked for something that it does not do; nothing was done."""
+    """A command does not do what it was asked to do; nothing was done."""
 
 
 class EventError(OutboxError, ValueError):
@@ -86,7 +88,7 @@ class UnavailableError(OutboxError):
     """No connection to a server.
 
     Attributes:
-        is_refusal: the server answered, and does not let us in. Waiting helps only if an operator does something.
+        is_refusal: the server answered, and refused the connection. Waiting helps only if an operator acts.
     """
 
     def __init__(self, message: str, *, is_refusal: bool = False) -> None:
@@ -107,7 +109,7 @@ class SchemaError(OutboxError):
 
 
 class AccessError(OutboxError):
-    """The server is reachable, but does not let this user do what was asked for."""
+    """The server is reachable, but this user lacks the right."""
 
 
 class BrokerUnavailableError(UnavailableError):
@@ -115,7 +117,7 @@ class BrokerUnavailableError(UnavailableError):
 
 
 class DeadlineError(OutboxError):
-    """Something on the network did not answer in time."""
+    """A server did not answer in time."""
 
     def __init__(self, waited_for: str, seconds: float) -> None:
         super().__init__(f"{waited_for}: no answer within {seconds:g} s")
@@ -124,14 +126,14 @@ class DeadlineError(OutboxError):
 
 
 class CommitUnknownError(OutboxError):
-    """The primary stopped waiting for its standby: what was committed is known to it alone, and may be gone soon."""
+    """The primary stopped waiting for its standby: only the primary has the commit, and a failover may lose it."""
 
     def __init__(self) -> None:
         super().__init__("the server stopped waiting for its synchronous standby: a failover may undo the commit")
 
 
 class ListenError(OutboxError):
-    """Nobody can be answered at this address."""
+    """The server for probes and metrics cannot listen at this address."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(
@@ -141,14 +143,14 @@ class ListenError(OutboxError):
 
 
 class NotAcceptedError(OutboxError):
-    """The event was neither confirmed by the broker nor committed in the buffer, as far as the publisher knows.
+    """The publisher knows of no confirm by the broker and of no commit in the buffer for this event.
 
-    It may have been: published again as the same `Event` it has the same message_id, and takes effect once.
+    There may have been one. Published again as the same `Event`, it has the same message_id, and takes effect once.
     """
 
 
 class ForkedError(OutboxError):
-    """A forked process used what its parent has opened, and whose connections and tasks are the parent's.
+    """A forked process used an object that its parent has opened: its connections and tasks are the parent's.
 
     Nothing was done.
     """
@@ -167,7 +169,7 @@ class BusyError(OutboxError):
 
 
 class NotFoundError(OutboxError):
-    """Nothing of that name or id is there."""
+    """There is nothing with that name or id."""
 
 
 class NotReadyError(OutboxError):
@@ -175,7 +177,7 @@ class NotReadyError(OutboxError):
 
 
 class PartlyDoneError(OutboxError):
-    """A command did a part of what it was asked for; the message tells which, and what stopped it."""
+    """A command did only a part of its work; the message says which part, and what stopped it."""
 
 
 class JobTurnedError(PartlyDoneError):
@@ -198,7 +200,10 @@ class QueueMissingError(ConsumerError):
 
 
 class QueueUnfitError(ConsumerError):
-    """What a consumer needs besides its queue is missing, or there with other arguments; nothing was consumed."""
+    """A queue or exchange that a consumer needs besides the consumed queue is missing, or has other arguments.
+
+    Nothing was consumed.
+    """
 
     def __init__(self, kind: str, name: str, words: str, arguments: Mapping[str, Any]) -> None:
         super().__init__(
@@ -218,7 +223,7 @@ class MessageError(OutboxError):
 
 
 class InvalidPayloadError(MessageError):
-    """The body does not fit what the handler asks for; places and kinds of the faults, and nothing of the payload."""
+    """The body does not fit the handler's annotation; the message has places and kinds of the faults, but no values."""
 
     def __init__(self, event_type: str, message_id: UUID, faults: str) -> None:
         super().__init__(f"{event_type} {message_id}: the body does not fit what its handler takes: {faults}")
@@ -228,12 +233,12 @@ class InvalidPayloadError(MessageError):
 
 
 class ExpiredMessageError(MessageError):
-    """The inbox remembers nothing of the message's day any more: it may have been applied, or not."""
+    """The inbox has forgotten the message's day: it does not know whether the message was applied."""
 
     def __init__(self, event_type: str, message_id: UUID, day: date, remembered_since: date) -> None:
         super().__init__(
-            f"{event_type} {message_id} was written on {day}, and the inbox remembers what was applied since"
-            f" {remembered_since}: whether this was cannot be told"
+            f"{event_type} {message_id} was written on {day}, and the inbox remembers messages only since"
+            f" {remembered_since}: it does not know whether this one was applied"
         )
         self.event_type = event_type
         self.message_id = message_id
@@ -256,34 +261,34 @@ class MisdatedMessageError(MessageError):
 
 
 class HandlerError(OutboxError):
-    """A handler did what no handler may do; nothing that it did is kept."""
+    """A handler did what no handler may do; nothing of its work is kept."""
 
 
 class HandlerResultError(HandlerError):
-    """A handler returned what the consumer would still have to run."""
+    """A handler returned work that is still to be run, such as a coroutine or a generator."""
 
     def __init__(self, function: str, kind: str) -> None:
         super().__init__(
-            f"{function} returned a {kind}, which nobody runs: run it to its end in the function; what awaits is"
-            " `async def`, and so are decorators around it"
+            f"{function} returned a {kind}, which the consumer does not run: run it to its end in the function."
+            " A function that awaits must be `async def`, and so must the decorators around it"
         )
         self.function = function
         self.kind = kind
 
 
 class HandlerCancelledError(HandlerError):
-    """A handler let a CancelledError out that did not come from us."""
+    """A handler ended by a CancelledError, and the consumer had not cancelled it."""
 
     def __init__(self) -> None:
         super().__init__("the handler was cancelled by something that it waited for")
 
 
 class HandlerAbortedError(HandlerError):
-    """A handler let something out that is no failure but the end of whatever runs it, such as GeneratorExit."""
+    """A handler raised something that is no failure but ends its task or thread, such as GeneratorExit."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(
-            f"it let a {type(error).__name__} out, which is an end and no failure: raise an Exception in its place"
+            f"it raised {type(error).__name__}, which no task can handle: raise another Exception in its place"
         )
 
 
@@ -292,7 +297,7 @@ class HandlerTransactionError(HandlerError):
 
 
 class TransactionEndedError(HandlerTransactionError):
-    """A handler committed or rolled back the transaction; what the inbox knows of it says nothing about its effect."""
+    """A handler committed or rolled back the transaction: the inbox row no longer shows whether its work was kept."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -303,10 +308,10 @@ class TransactionEndedError(HandlerTransactionError):
 
 @contextmanager
 def importing(extra: str) -> Iterator[None]:
-    """Import in this block what the extra brings.
+    """Run imports that need the libraries of an extra.
 
     Raises:
-        MissingExtraError: a library is missing; names the extra that brings it.
+        MissingExtraError: a library is missing; the error names the extra that installs it.
     """
     try:
         yield
@@ -314,10 +319,11 @@ def importing(extra: str) -> Iterator[None]:
         if isinstance(error, MissingExtraError) and error.extra in MORE_THAN.get(extra, ()):
             raise
         first: BaseException = error
-        while isinstance(first.__cause__, ImportError):  # an inner block's, and cyclopts' own from a command's module
+        # The cause is the error of an inner block, or the one that cyclopts wraps when it imports a command's module.
+        while isinstance(first.__cause__, ImportError):
             first = first.__cause__
         library = (first.name or "").partition(".")[0] if isinstance(first, ModuleNotFoundError) else ""
-        if library in ("", "relay"):  # a fault that no extra mends
+        if library in ("", "relay"):  # no extra would repair this fault
             raise
         raise MissingExtraError(library, extra) from error
 

@@ -37,7 +37,8 @@ from relay.logger import get_logger
 from relay.servers.postgres.database import CANCEL_TIMEOUT
 from relay.servers.rabbitmq.connection import answer_within, words
 
-# The priority that every consumer has. Only a stream takes no priority: it refuses the argument, and so it refuses us.
+# 0 is the default priority of every consumer. Only a stream takes no priority: it refuses the argument, and so the
+# consumer.
 REFUSED_BY_STREAMS: Arguments = {"x-priority": 0}
 CLOSE_TIMEOUT = 2.0  # seconds for a goodbye to a broker that may be gone
 LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
@@ -46,7 +47,7 @@ log = get_logger("relay.consume")
 
 
 class ChannelConsumer:
-    """The workers of one channel, and what goes in and out of them."""
+    """The workers of one channel, with the deliveries that go in and the acknowledgements that go out."""
 
     def __init__(
         self, setup: Setup, channel: AbstractChannel, tasks: asyncio.TaskGroup, cut_off: asyncio.Event | None = None
@@ -81,11 +82,11 @@ class ChannelConsumer:
         self._workers = [self._worker() for _ in range(setup.work.workers)]
 
     async def begin(self) -> str:
-        """Ask for deliveries, and give the consumer's tag.
+        """Ask for deliveries, and return the consumer's tag.
 
         Raises:
-            ConfigurationError: the queue is a stream, or not ours to read.
-            QueueMissingError, and what a lost connection raises.
+            ConfigurationError: the queue is a stream, or the user may not read it.
+            QueueMissingError, and the errors of a lost connection.
         """
         queue = self._setup.queue
         try:
@@ -96,18 +97,18 @@ class ChannelConsumer:
             raise QueueMissingError(queue) from None
         except ChannelPreconditionFailed as error:
             raise ConfigurationError(
-                f"queue {queue!r} is a stream, which keeps what is acknowledged and forgets what was not. Consume a"
-                f" quorum or classic queue, bound to the same exchange ({words(error)})"
+                f"queue {queue!r} is a stream, which keeps acknowledged messages and does not deliver others again."
+                f" Consume a quorum or classic queue, bound to the same exchange ({words(error)})"
             ) from error
         except ChannelAccessRefused as error:
             raise ConfigurationError(
                 f"queue {queue!r} cannot be consumed: {words(error)}. Give the user of broker.url the permission to"
-                " read it (rabbitmqctl set_permissions), or stop the consumer that has it for itself"
+                " read it (rabbitmqctl set_permissions), or stop the consumer that has it for itself (exclusive)"
             ) from error
         return str(begun.consumer_tag)
 
     async def work(self, tag: str) -> None:
-        """Work until the channel is lost or we are told to stop; then drain."""
+        """Work until the channel is lost or the consumer is told to stop; then drain."""
         start = self._tasks.create_task
         working = [start(worker.run(), name="consume.work") for worker in self._workers]
         if self._held is not None:
@@ -116,9 +117,9 @@ class ChannelConsumer:
             start(self._receipts.send(), name="consume.acknowledge"),
             start(self._setup.stalls.run(), name="consume.watch"),
         ]
-        if self._setup.fence is None:  # else the member does it once
+        if self._setup.fence is None:  # in a pool, the member does this once for all its partitions
             beside.append(start(keep_up(self._setup.inbox), name="consume.upkeep"))
-        if self._held is None:  # else that looks into its table as often
+        if self._held is None:  # else `HeldMessages` reads its table as often, and notices a lost database
             asking = keep_asking(self._setup.inbox, self._setup.session, self._stopping)
             beside.append(start(asking, name="consume.ask"))
         await wait_for_first(
@@ -126,11 +127,13 @@ class ChannelConsumer:
         )
         drain_until = asyncio.get_running_loop().time() + self._setup.work.drain_timeout
         if self._cut_off.is_set():
-            # Before the drain, which takes long without a database: until then the queue gives nobody else anything.
+            # Before the drain, which takes long without a database: while the channel is open, the queue delivers to no
+            # other consumer.
             await close(self._channel)
         if not self._channel.is_closed:
-            # A single active consumer that is cancelled makes room for the next one at once. What it has not settled
-            # still waits for the end of its channel, and would come behind what is newer.
+            # When a single active consumer is cancelled, the broker activates the next one at once. Its unsettled
+            # messages come back only at the end of its channel, and so behind newer ones. So the consumer is not
+            # cancelled with order="hold".
             if not self._setup.failures.holds_keys:
                 await self._cancel_consumer(tag)
             log.info("consumer.draining", queue=self._setup.queue)
@@ -138,16 +141,17 @@ class ChannelConsumer:
         self._key_queue.stop()
         if self._held is not None:
             self._held.stop()
-        for task in beside:  # each acknowledgement would let in a message that waits here for nothing: at the end, then
+        # Each acknowledgement would let in another message, which would only wait here. So they are sent at the end.
+        for task in beside:
             task.cancel()
         await self._drain([*working, *self._copies.under_way], drain_until)
         await self._let_go()
         await self._receipts.flush()
         await close(self._channel)
-        self._receipts.give_back()  # also what came until then
+        self._receipts.give_back()  # also the deliveries that came until then
 
     def raise_if_lost(self) -> None:
-        """Raise BrokerUnavailableError if the channel ended and no stop was asked for."""
+        """Raise BrokerUnavailableError if the channel ended although the consumer was not told to stop."""
         if self._setup.stop.is_set():
             return
         if self._cancelled.is_set():
@@ -155,7 +159,7 @@ class ChannelConsumer:
         raise BrokerUnavailableError("the channel was closed")
 
     async def _deliver(self, delivered: DeliveredMessage) -> None:
-        """Let a delivery wait for its turn; without any wait of ours, so that the order stays."""
+        """Put a delivery into the queue of its key. Nothing is awaited in here, so that the order stays."""
         counters = self._setup.counters
         counters.deliveries += 1
         counters.redeliveries += bool(delivered.redelivered)
@@ -165,7 +169,7 @@ class ChannelConsumer:
             if self._setup.fence is not None:
                 self._setup.fence.stamp(delivered)
             delivery = read_delivery(delivered, self._setup.inbox.consumer_name, by_writer=self._setup.inbox.by_writer)
-        except Exception as error:  # the library would only log it, and the message would stay in our hands
+        except Exception as error:  # the library would only log it, and the message would stay unacknowledged
             delivery = Unreadable(f"it cannot be read: {name_of(error)}: {first_line(error)}")
         if isinstance(delivery, Unreadable):
             self._copies.carry(delivered, unfit(Reason.INVALID, delivery.reason, history_of(delivered)))
@@ -230,25 +234,25 @@ class ChannelConsumer:
 
     async def _cancel_consumer(self, tag: str) -> None:
         """Take no more deliveries."""
-        with suppress(*LOST):  # then no delivery will come either
+        with suppress(*LOST):  # on a lost channel, no delivery comes either
             async with answer_within("cancel a consumer", CLOSE_TIMEOUT):
                 await self._channel.basic_cancel(tag)
 
     async def _drain(self, working: Sequence[asyncio.Task[None]], until: float) -> None:
-        """Wait for what is under way, but not too long: one that is cut is rolled back and comes again."""
+        """Wait for running work, at most until `until`. Work that is cut off is rolled back, and comes again."""
         within = max(0.0, until - asyncio.get_running_loop().time())
         await wait_for_first(asyncio.wait(working), self._setup.stop_at_once.wait(), within=within)
         for task in working:
             task.cancel()
         _, silent = await asyncio.wait(working, timeout=2 * CANCEL_TIMEOUT)
-        if silent:  # the server answers no cancellation, and the driver would wait for it
+        if silent:  # the server does not answer the cancellation, and the driver would wait for that answer
             self._setup.session.unplug()
             for attempt in self._attempts:
                 attempt.transactions.unplug()
             await asyncio.wait(silent)
 
     async def _let_go(self) -> None:
-        """Forget the attempts that we have ended ourselves: no process has died of them."""
+        """Forget the attempts that this consumer has ended itself: no process has died of them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._setup.begun_attempts.end_all()
@@ -274,23 +278,23 @@ class Receipts:
         self._counters.unacknowledged = len(self._open)
 
     def settle(self, tags: Iterable[int]) -> None:
-        """Have these acknowledged soon."""
+        """Mark these deliveries to be acknowledged; `send` or `flush` does it."""
         self._settled.extend(tags)
         self._some.set()
 
     async def send(self) -> None:
-        """Acknowledge until cancelled, or the channel is gone."""
+        """Acknowledge what is settled, until cancelled or the channel is lost."""
         while not self._channel.is_closed:
             await self._some.wait()
             await self.flush()
 
     async def flush(self) -> None:
         """Acknowledge what is settled by now."""
-        with suppress(ChannelInvalidStateError, AMQPError):  # gone: see above
+        with suppress(ChannelInvalidStateError, AMQPError):  # a lost ack is no error, see the class
             await self._flush()
 
     def give_back(self) -> None:
-        """The channel ends: the broker takes back what is still open."""
+        """Count what is still open as given back: the channel ends, and the broker takes it back."""
         self._counters.given_back += len(self._open)
         self._counters.unacknowledged = 0
 
@@ -301,7 +305,7 @@ class Receipts:
             del self._open[tag]
         self._counters.acknowledged += len(tags)
         self._counters.unacknowledged = len(self._open)
-        # One frame for all up to the first that is still open: for a quorum queue each ack is a log entry.
+        # One ack for all deliveries before the first that is open: a quorum queue writes a log entry for each ack.
         first_open = next(iter(self._open), inf)
         below = [tag for tag in tags if tag < first_open]
         if below:
@@ -313,14 +317,14 @@ class Receipts:
 async def consume(
     setup: Setup, channel: AbstractChannel, tell_ready: Callable[[], None], *, cut_off: asyncio.Event | None = None
 ) -> None:
-    """Consume on this channel until it is lost or we are told to stop.
+    """Consume on this channel until it is lost or the consumer is told to stop.
 
     Args:
-        cut_off: set when others may have got what we consume: the channel is closed then.
+        cut_off: set when another consumer may have got this partition: then the channel is closed.
     Raises:
-        BrokerUnavailableError: it was lost, or closed.
+        BrokerUnavailableError: the channel was lost, or closed.
         QueueMissingError: there is no such queue.
-        ConfigurationError: the queue is a stream, or not ours to read.
+        ConfigurationError: the queue is a stream, or the user may not read it.
     """
     refused: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
@@ -338,14 +342,17 @@ async def consume(
 
 
 async def close(channel: AbstractChannel) -> None:
-    """Wait until the broker has taken back what is left of a channel: not before may anybody else begin."""
+    """Close a channel, and wait until the broker has taken back its unsettled messages.
+
+    Only then may another consumer begin.
+    """
     with suppress(*LOST):
         async with answer_within("close a channel", CLOSE_TIMEOUT):
             await channel.close()
 
 
 async def wait_for_first(*waits: Awaitable[object], within: float | None = None) -> None:
-    """Wait until one of them is over, however it ends, or the time is."""
+    """Wait until one of them has ended, in whatever way, or the time is over."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)

@@ -1,11 +1,11 @@
-"""What a failure means: which class it is of, and what becomes of the message.
+"""What a failure means: its class, and what the consumer does with the message.
 
     raise Permanent("the invoice was cancelled")   to the dead letters, at once
-    raise Transient("the shop is closed")          again later, so and so often
-    raise Overload("429 from the tax office")      everything pauses until a try gets through; no attempt is burnt
+    raise Transient("the shop is closed")          again later, a number of times
+    raise Overload("429 from the tax office")      everything pauses until a try succeeds; it counts as no attempt
 
-Everything else is unclassified, unless the consumer was told what it means: again later, a number of times. What the
-database says of itself is no failure of a message: `database_faults`.
+Any other exception is unclassified, unless the policy of the consumer names its class: again later, a number of times.
+An error that the database reports about itself is no failure of a message: see `database_faults`.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ CALLS = "relay.consume.apply.handlers"  # the module that calls handlers and hoo
 LONGEST_WORDS = 300  # characters of an exception's first line; what follows it may show values
 
 
-class Permanent(OutboxError):  # noqa: N818  (a handler says what it means; nothing of ours went wrong)
+class Permanent(OutboxError):  # noqa: N818  (it says what a handler means; no part of the relay has failed)
     """Raised by a handler: the message can never be applied."""
 
 
@@ -46,17 +46,17 @@ class Transient(OutboxError):  # noqa: N818
 
 
 class Overload(OutboxError):  # noqa: N818
-    """Raised by a handler: something that all messages need has too much to do."""
+    """Raised by a handler: a service that all messages need is overloaded."""
 
 
 class Reason(StrEnum):
     """Why a message is a dead letter."""
 
     PERMANENT = "permanent"  # its handler said so
-    EXHAUSTED = "exhausted"  # it failed as often as it may
+    EXHAUSTED = "exhausted"  # it has failed in its last attempt
     POISONED = "poisoned"  # processes died while they worked on it
     UNHANDLED = "unhandled"  # no handler takes its type
-    INVALID = "invalid"  # it is no message of the outbox, its body is not what its handler takes, or its day is ahead
+    INVALID = "invalid"  # it is no message of the outbox, its body does not fit its handler, or its day is ahead
     EXPIRED = "expired"  # the inbox has forgotten its day
 
 
@@ -69,9 +69,9 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a message has behind it."""
+    """The failed attempts of a message."""
 
-    attempts: int = 0  # tries that failed
+    attempts: int = 0  # attempts that failed
     first_failed_at: datetime | None = None
 
 
@@ -79,24 +79,24 @@ class History:
 class Failure:
     """The last failure of a message, and what follows from it."""
 
-    attempts: int  # this one included
+    attempts: int  # failed attempts, this one included
     first_failed_at: datetime
     failed_at: datetime
     exception: str  # its class
     words: str
-    reason: Reason | None  # of a dead letter; None: it is tried again
-    step: float = 0.0  # seconds to the next try, at most ...
-    wait: float = 0.0  # ... and by chance
-    most_attempts: int | None = None  # None: it is not tried however many there were
+    reason: Reason | None  # why it is a dead letter; None: it is tried again
+    step: float = 0.0  # the longest wait until the next try, in seconds
+    wait: float = 0.0  # the wait that chance has chosen, in seconds
+    most_attempts: int | None = None  # None: the number of attempts does not decide
 
     @property
     def error(self) -> str:
-        """Return the class of the exception, if there was one, and its first line."""
+        """Return the class of the exception, if there was one, and the first line of its message."""
         return f"{self.exception}: {self.words}".removeprefix(": ")
 
     @property
     def outlook(self) -> str:
-        """Return which try it was, and what follows."""
+        """Return which attempt it was, and what follows."""
         tries = f"try {self.attempts}" if self.most_attempts is None else f"try {self.attempts} of {self.most_attempts}"
         return f"{tries}, again in {self.wait:.2g} s" if self.reason is None else f"{tries}, {self.reason.value}"
 
@@ -116,7 +116,7 @@ class Judge:
             Transient: FailureClass.TRANSIENT,
             Overload: FailureClass.OVERLOAD,
             MessageError: FailureClass.PERMANENT,
-            # The next try may be absorbed by an inbox row that it committed.
+            # The handler may have committed the inbox row: then the next try would have no effect.
             TransactionEndedError: FailureClass.PERMANENT,
             psycopg.errors.SerializationFailure: FailureClass.TRANSIENT,
             psycopg.errors.DeadlockDetected: FailureClass.TRANSIENT,
@@ -128,12 +128,12 @@ class Judge:
         return sorted({step for retries in self._retries.values() for step in retries.steps()})
 
     def class_of(self, error: BaseException) -> FailureClass:
-        """Return the class of an error: the one of its type, or of the nearest type above that is known."""
+        """Return the class of an error: by its type, or by the nearest base class that is known."""
         kinds = (*type(error).__mro__, *type(cause_of(error)).__mro__)
         return next((self._classes[each] for each in kinds if each in self._classes), FailureClass.UNCLASSIFIED)
 
     def is_passing(self, error: BaseException) -> bool:
-        """Whether an error speaks of a session or of another transaction, and the policy does not name its class."""
+        """Whether a session or another transaction has caused the error, and the policy does not name its class."""
         return fault_of(error) in PASSING and self._named.isdisjoint((type(error), type(cause_of(error))))
 
     def failure(self, error: BaseException, history: History) -> Failure:
@@ -150,7 +150,7 @@ class Judge:
                 step, wait = retries.step(attempts), retries.wait(attempts)
                 return _failure(error, history, step=step, wait=wait, most_attempts=retries.attempts)
             case FailureClass.OVERLOAD:
-                raise AssertionError("an overload is nobody's failure")
+                raise AssertionError("an overload is no failure of a message")
             case _:
                 assert_never(failure_class)
 
@@ -180,12 +180,12 @@ def _failure(
 
 
 def poisoned(unended: int, history: History) -> Failure:
-    """Return the failure of a message that so many processes have died of, or may have."""
+    """Return the failure of a message for which `unended` attempts did not end: processes may have died of it."""
     return unfit(Reason.POISONED, f"{unended} tries did not end", history)
 
 
 def unfit(reason: Reason, words: str, history: History) -> Failure:
-    """Return the failure of a message that is not tried."""
+    """Return the failure of a message that is not tried at all."""
     now = datetime.now(UTC)
     return Failure(
         attempts=history.attempts,
@@ -198,25 +198,25 @@ def unfit(reason: Reason, words: str, history: History) -> Failure:
 
 
 def name_of(error: BaseException) -> str:
-    """Return the name of its class, or of the driver's error in it; with the module where that is not Python's own."""
+    """Return the class name of the error, or of the driver's error in it, with the module unless it is a builtin."""
     kind = type(cause_of(error))
     return _writable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what it says, not too long: PostgreSQL shows values on the ones that follow.
+    """Return the first line of an error's message, shortened. The lines after it may show values of rows (PostgreSQL).
 
-    Of an error of SQLAlchemy it is the driver's: before that may stand how a flush came about.
+    For an error of SQLAlchemy it is the line of the driver's error: SQLAlchemy may put words about a flush before it.
     """
     try:
         words = str(cause_of(error))
-    except Exception as broken:  # the application's own classes: what they raise here would end the worker
-        words = f"its words cannot be had: {type(broken).__name__}"
+    except Exception as broken:  # an exception in `__str__` of the application's class would end the worker
+        words = f"its message cannot be read: {type(broken).__name__}"
     return _writable(scrub(next(iter(words.splitlines()), "")))
 
 
 def _writable(words: str) -> str:
-    """Return its beginning: PostgreSQL's texts hold no NUL, and UTF-8 has no half of a surrogate pair."""
+    """Return the beginning, escaped: PostgreSQL's texts hold no NUL, and UTF-8 has no half of a surrogate pair."""
     shown = words[:LONGEST_WORDS].replace("\0", r"\x00")
     return shown.encode(errors="backslashreplace").decode()[:LONGEST_WORDS]
 
@@ -237,9 +237,10 @@ def log_failure(delivery: Delivery, failure: Failure, error: BaseException) -> N
 
 
 def exc_info_of(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType] | None:
-    """Return an error as a log takes it, from the application's first frame on; None if no such frame is there.
+    """Return an error as a log takes it, from the application's first frame on; None if it has no such frame.
 
-    A stand-in with the error's name has only its first line: what follows, and its causes, may show values of rows.
+    A stand-in replaces the error. It has the same class name and only the first line of the message: the other lines
+    and the causes may show values of rows.
     """
     trace, own = error.__traceback__, None
     while trace is not None:

@@ -7,9 +7,9 @@
     consumer = Consumer("billing", [project], inbox=Inbox("postgresql://...", "billing"), broker="amqp://...")
     asyncio.run(consumer.run())
 
-The consumer waits for a lost broker or database, and calls a handler that failed again later. What cannot be applied
-goes to the dead letters. A process that dies leaves its messages unacknowledged, and they come again. The inbox knows
-those that were committed, and only the others have an effect.
+When the broker or the database is lost, the consumer waits for it. A handler that failed is called again later. A
+message that cannot be applied goes to the dead letters. When a process dies, the broker delivers its unacknowledged
+messages again. The inbox knows those that were committed, so only the others have an effect.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from relay.runtime.forks import Opened
 from relay.runtime.stopping import cut_after, shared_signals
 from relay.servers.rabbitmq.connection import Connection, connect, kind_of_end, open_channel_within, words
 
-BESIDE_THE_WORKERS = 3  # database connections: for statements of the consumer, for held messages and for days
+BESIDE_THE_WORKERS = 3  # more database connections: for the consumer's statements, for held messages and for days
 
 log = get_logger("relay.consume")
 
@@ -49,10 +49,10 @@ class Consumer:
         broker: its URL, or BrokerSettings.
         failures: what happens to a message that failed.
         work: how much is worked on at once, and how long it may take.
-        declare: at the start, declare `<queue>.dead` and, for order="skip", the retry queues where they are missing;
-            else they must be there.
+        declare: at the start, declare `<queue>.dead` and, for order="skip", the retry queues if they are missing. If
+            false, they must exist.
 
-    docs/consumer.md tells what becomes of which message.
+    docs/consumer.md says what happens to which message.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Consumer:
     ) -> None:
         inbox.require_connections(work.workers + BESIDE_THE_WORKERS)
         found = collect_handlers(handlers)
-        open_transactions(inbox, found, pipeline=work.pipeline)  # refuses now what does not fit together
+        open_transactions(inbox, found, pipeline=work.pipeline)  # raises now if the arguments do not fit together
         self.queue = queue
         self.setup = Setup(
             queue=queue,
@@ -83,13 +83,13 @@ class Consumer:
         self._beside = [*retry_queues(queue, steps), dead_queue(queue)]
         self._may_declare = declare
         self._was_ready = False
-        self._connection: Connection | None = None  # the present one, or the last
+        self._connection: Connection | None = None  # the current one, or the last
         self._failures = 0  # of the broker, since the consumer was last ready
-        self._opened = Opened(f"the consumer of {queue!r}")  # by `run`
+        self._opened = Opened(f"the consumer of {queue!r}")  # `run` notes its process
 
     @property
     def prefetch(self) -> int:
-        """How many unacknowledged messages the broker gives us: as many as can be worked on."""
+        """Return how many unacknowledged messages the broker may deliver: as many as can be worked on."""
         return self.setup.prefetch
 
     @property
@@ -97,7 +97,7 @@ class Consumer:
         return self.setup.counters
 
     def hindrances(self) -> dict[str, str]:
-        """Return what keeps it from its work now, by part ("broker", "database", ...); empty when nothing does."""
+        """Return why the consumer cannot work now, by part ("broker", "database", ...); empty when it can."""
         setup, connection = self.setup, self._connection
         ill = setup.health.hindrances
         told = {
@@ -116,7 +116,7 @@ class Consumer:
         return {part: reason for part, reason in told.items() if reason}
 
     def snapshot(self) -> ConsumerSnapshot:
-        """Return what it has done since it was made, and has in hand now."""
+        """Return what the consumer has done since it was made, and what it has in flight now."""
         setup = self.setup
         setup.gate.count()
         return ConsumerSnapshot(
@@ -131,7 +131,7 @@ class Consumer:
         )
 
     async def ready_count(self) -> int | None:
-        """Ask the broker how many messages wait in the queue, those with consumers not counted; None: nobody knows.
+        """Return the broker's count of messages that wait in the queue, without those in flight; None if unknown.
 
         Raises:
             ForkedError: as `run` does.
@@ -153,7 +153,7 @@ class Consumer:
         self.setup.stop.set()
 
     def reload(self) -> None:
-        """Read the URLs again that come from files, as at SIGHUP; the next connections use them.
+        """Read again the URLs that come from files, as at SIGHUP; the next connections use them.
 
         The log names a file that cannot be read or used (`secret.not_renewed`). Open connections stay.
 
@@ -167,13 +167,13 @@ class Consumer:
         """Consume until `stop`, or SIGTERM or SIGINT; SIGHUP is `reload`.
 
         Args:
-            signals: take them (main thread only), and call who had them before, too. None: unless other code of the
-                process handles them, such as a web server, or in the task of `asyncio.run`.
+            signals: whether to handle them (main thread only); their former handlers are called, too. None: all of
+                them in the task of `asyncio.run`, else those that no other code handles, such as a web server.
 
         Raises:
             DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueMissingError, QueueUnfitError,
-                ConfigurationError: at the start. Once it has been ready, it waits for these to heal.
-            ForkedError: it has run in another process, of which this is a fork.
+                ConfigurationError: at the start. Once the consumer has been ready, it waits until the fault is over.
+            ForkedError: the consumer has run in another process, and this process is a fork of that one.
         """
         self._opened.refuse_fork()
         self._opened.note(asyncio.get_running_loop())
@@ -224,7 +224,7 @@ class Consumer:
         except (BrokerUnavailableError, *LOST):
             if connection.loss is None:
                 raise
-            raise BrokerUnavailableError(connection.loss) from connection.end  # rather than what followed from it
+            raise BrokerUnavailableError(connection.loss) from connection.end  # the cause, not an error that followed
         finally:
             await connection.hang_up()
 

@@ -1,4 +1,4 @@
-"""What a consumer has done, and has in hand."""
+"""What a consumer has done, and what it has in flight."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,39 +9,39 @@ from typing import Any, Self
 from relay.observe.histogram import Histogram
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-OF_THE_MOMENT = {"in_flight", "last_age", "times"}  # which a line of the log does not tell
+OF_THE_MOMENT = {"in_flight", "last_age", "times"}  # these are left out of a log line
 
 
 @dataclass(slots=True)
 class Counters:
-    """Since the consumer was made; `unacknowledged`, `in_flight`, `held` and `last_age` are of now."""
+    """Counts since the consumer was made; `unacknowledged`, `in_flight`, `held` and `last_age` are current values."""
 
     deliveries: int = 0
-    redeliveries: int = 0  # of these: had been delivered before, maybe to another consumer
+    redeliveries: int = 0  # deliveries that had been delivered before, maybe to another consumer
     acknowledged: int = 0
     unacknowledged: int = 0
     given_back: int = 0  # unacknowledged when their channel ended: they come again
     applied: int = 0  # committed for the first time
-    duplicates: int = 0  # were applied before; acknowledged without effect
-    failed: int = 0  # tries that a handler failed
+    duplicates: int = 0  # applied before; acknowledged without effect
+    failed: int = 0  # attempts in which a handler failed
     retried: Counter[float] = field(default_factory=Counter)  # put off until their next try, by step (seconds)
     dead_letters: Counter[str] = field(default_factory=Counter)  # by reason
     held: int = 0  # messages of this consumer in the table, whichever process put them there
     repeated: int = 0  # tries that ended by a stale session or another transaction
     overloads: int = 0  # tries that ended by an overload
-    paused_seconds: float = 0.0  # for overloads; brought up to date at each probe, and when a figure is read
-    in_flight: int = 0  # transactions that run
-    last_age: float | None = None  # seconds between the writing and the applying of the message last applied
-    broker_losses: Counter[str] = field(default_factory=Counter)  # connections, by reason
+    paused_seconds: float = 0.0  # for overloads; updated at each probe, and when it is read
+    in_flight: int = 0  # running transactions
+    last_age: float | None = None  # seconds from the writing of the last applied message until it was applied
+    broker_losses: Counter[str] = field(default_factory=Counter)  # lost connections, by reason
     database_losses: Counter[str] = field(default_factory=Counter)
     times: Histogram = field(default_factory=lambda: Histogram(SECONDS))  # seconds of each transaction
 
     def copy(self) -> Self:
-        """Return a copy: to be read elsewhere while these go on."""
+        """Return a copy, which stays as it is while these counters go on."""
         return deepcopy(self)
 
     def add(self, other: "Counters") -> None:
-        """Take over what another part of the same consumer has counted."""
+        """Add the counts of another part of the same consumer."""
         for each in fields(self):
             ours, theirs = getattr(self, each.name), getattr(other, each.name)
             if isinstance(ours, Histogram):
@@ -52,14 +52,14 @@ class Counters:
                 setattr(self, each.name, ours + theirs)
 
     def ended(self) -> Self:
-        """Return what stays counted when a part of a consumer has ended: nothing of it is in hand any more."""
+        """Return the counts that stay when a part of a consumer has ended: it has nothing in flight now."""
         left = self.copy()
         left.held = left.unacknowledged = left.in_flight = 0
         left.last_age = None
         return left
 
     def told(self) -> dict[str, Any]:
-        """Return them for a line of the log."""
+        """Return the counts for a log line."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_THE_MOMENT}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
 

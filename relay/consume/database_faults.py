@@ -1,29 +1,30 @@
-"""Of what an error of the database speaks: the server, the session, another transaction, or the message.
+"""What has caused an error of the database: the server, the session, another transaction, or the message.
 
-Only what speaks of the message counts as one of its attempts. The table is that of docs/consumer.md.
+Only an error that the message has caused counts as one of its attempts. docs/consumer.md has the same table.
 """
 
 from enum import StrEnum
 
 import psycopg
 
-STALE_PLAN = "RevalidateCachedQuery"  # the server's function that raises it; its words depend on the server's language
+# The server's function that raises "cached plan must not change result type": the text depends on its language.
+STALE_PLAN = "RevalidateCachedQuery"
 
 
 class Fault(StrEnum):
-    """Of what an error speaks, and so what follows from it."""
+    """What has caused an error, and so what the consumer does."""
 
-    OUTAGE = "outage"  # the server cannot, whatever it is asked for: the consumer waits for it, without a limit
-    SESSION = "session"  # its prepared statements are stale or gone: tried again at once on another one
+    OUTAGE = "outage"  # the server can do no work: the consumer waits for it, without a limit
+    SESSION = "session"  # prepared statements of the session are stale or gone: tried again at once on another session
     CONFLICT = "conflict"  # another transaction was in the way: tried again at once
-    DURATION = "duration"  # the server ended the session for how long the handler took: the same would come again
+    DURATION = "duration"  # the handler took so long that the server ended the session: it would take long again
     MESSAGE = "message"  # everything else
 
 
 # By the SQLSTATE or its beginning.
 FAULTS = {
     "08": Fault.OUTAGE,  # connection exceptions
-    "0A000": Fault.SESSION,  # a cached plan whose result type was altered; as for anything else: MESSAGE
+    "0A000": Fault.SESSION,  # a cached plan whose result type was altered; any other 0A000 is MESSAGE
     "25006": Fault.OUTAGE,  # a standby, or a server that takes no writes
     "25P03": Fault.DURATION,  # idle_in_transaction_session_timeout
     "25P04": Fault.DURATION,  # transaction_timeout
@@ -36,12 +37,12 @@ FAULTS = {
     "57P": Fault.OUTAGE,  # an operator, a crash, a start, a dropped database, idle_session_timeout
     "58": Fault.OUTAGE,  # its operating system and its files
 }
-# Tried again, and no attempt counts, for a limited time.
+# For a limited time, these are tried again without counting as an attempt.
 PASSING = (Fault.SESSION, Fault.CONFLICT)
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return of what an error speaks, by the SQLSTATE of the driver's error in it."""
+    """Return what has caused an error, by the SQLSTATE of the driver's error in it."""
     cause = cause_of(error)
     if not isinstance(cause, psycopg.Error):
         return Fault.MESSAGE
@@ -52,6 +53,6 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return the driver's error, where SQLAlchemy has wrapped it."""
+    """Return the driver's error if SQLAlchemy has wrapped it; else the error itself."""
     cause = getattr(error, "orig", None)
     return cause if isinstance(cause, BaseException) else error

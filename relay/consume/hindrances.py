@@ -1,6 +1,7 @@
-"""What keeps a consumer from its work although no message is to blame.
+"""What keeps a consumer from its work, although no message has caused it.
 
-The consumer is told to stop, a handler reports an overload, the database is unreachable, or no message in hand settles.
+The consumer is told to stop, a handler reports an overload, the database is unreachable, or no message in flight
+settles.
 """
 
 import asyncio
@@ -27,18 +28,18 @@ log = get_logger("relay.consume")
 
 @dataclass(frozen=True, slots=True)
 class Overloaded:
-    """What became of an attempt that ended by an overload: nothing was applied, and no attempt counts."""
+    """The result of a try that ended by an overload: nothing was applied, and it does not count as an attempt."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """A stay inside, which tells how it ended; what began before a pause says nothing about its end."""
+    """One pass through the gate, which reports how its try ended. A try that began before a pause cannot end it."""
 
     gate: "OverloadGate"
-    overloads: int  # in a row, when it began
+    overloads: int  # in a row, when this pass began
 
     def succeeded(self) -> None:
-        """Something was applied, so the overload is over."""
+        """Report that a message was applied: the overload is over."""
         if self.overloads == self.gate.overloads:
             self.gate.open()
 
@@ -49,10 +50,10 @@ class Entry:
 
 @dataclass(slots=True)
 class OverloadGate:
-    """Passed by everybody who is about to call a handler: all together, one alone, or one to try during a pause.
+    """The gate that a worker passes before it calls a handler: all together, one alone, or one to try during a pause.
 
-    During a pause one at a time gets in, each after a longer wait, until one of them succeeds. Nothing is handed back
-    to the broker and no attempt is counted, so a pause may take as long as it likes.
+    During a pause the gate admits one worker at a time, each after a longer wait, until one of them succeeds. No
+    message is given back to the broker and no attempt is counted, so a pause may last for any time.
     """
 
     backoff: Backoff
@@ -68,7 +69,7 @@ class OverloadGate:
 
     @asynccontextmanager
     async def enter(self, stopping: asyncio.Event, *, alone: bool = False) -> AsyncIterator[Entry]:
-        """Wait for the turn. Raises Stopping: no handler may be called any more."""
+        """Wait for the turn. Raises Stopping: no handler may be called from now on."""
         async with self._door:
             if self.overloads:
                 await wait_for_event(stopping, self._due - asyncio.get_running_loop().time())
@@ -105,7 +106,7 @@ class OverloadGate:
 
     @property
     def reason(self) -> str | None:
-        """Why all pause; None: they do not."""
+        """Return why all workers pause; None: they do not pause."""
         if not self.overloads:
             return None
         seconds = asyncio.get_running_loop().time() - self._paused_at
@@ -121,7 +122,7 @@ class OverloadGate:
 
 @dataclass(slots=True)
 class Outages:
-    """Which connections of a consumer wait for the database; it is lost while one of them does."""
+    """The connections of a consumer that wait for the database. The database counts as lost while one of them waits."""
 
     backoff: Backoff
     counters: Counters
@@ -129,13 +130,13 @@ class Outages:
     waiting: set["Outage"] = field(default_factory=set)
 
     def begin(self, backoff: Backoff | None = None) -> "Outage":
-        """Begin something that may have to wait; in a `with`, at the end of which nobody waits any more."""
+        """Return an outage for work that may have to wait for the database. Leaving its `with` ends its wait."""
         return Outage(self, backoff or self.backoff)
 
 
 @dataclass(slots=True, eq=False)
 class Outage:
-    """The failures in a row of one connection; none: it works, as far as anybody knows."""
+    """The failures in a row of one connection; with 0 failures it is not known to be lost."""
 
     outages: Outages
     backoff: Backoff
@@ -161,11 +162,11 @@ class Outage:
         await wait_for_event(stopping, self.backoff.seconds(self.failures))
 
     def leave(self) -> None:
-        """Wait no more; whether the database works is for others to find out."""
+        """Wait no longer. Whether the database works stays unknown."""
         self.outages.waiting.discard(self)
 
     def end(self) -> None:
-        """It works."""
+        """Report that the database works."""
         self.failures = 0
         self.leave()
         if not self.outages.waiting:
@@ -173,12 +174,12 @@ class Outage:
 
 
 class StallWatch:
-    """Notices a stall: messages are in hand, and no message settles, while the consumer has a channel.
+    """Notices a stall: messages are in flight, but no message settles, while the consumer has a channel.
 
-    It looks once a second at counters that are kept anyway: a message costs nothing.
+    It reads counters that exist anyway, once a second, so it adds no cost to a message.
 
     Attributes:
-        reason: set while it is stalled. A pause is no stall, and neither is idleness, however long.
+        reason: set while delivery is stalled. A pause or an idle consumer is no stall.
     """
 
     def __init__(self, counters: Counters, gate: OverloadGate, stall_after: float) -> None:
@@ -198,7 +199,7 @@ class StallWatch:
 
     def look(self, now: float) -> None:
         counters = self._counters
-        # A held message is in hand without being a delivery, and has settled without being acknowledged.
+        # A held message is in flight without being a delivery, and settles without being acknowledged.
         in_hand = max(counters.unacknowledged, counters.in_flight)
         settled = counters.acknowledged + counters.applied + counters.failed
         seconds = self._timer.look(settled, 0 if self._gate.overloads else in_hand, now)

@@ -1,4 +1,4 @@
-"""What a handler is given: one message, as the relay sent it."""
+"""The message that a handler gets, as the relay sent it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ NO_DAY = date(1970, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[Payload_co]):
-    """An event. `message_id` is its identity: a repeat has the same one. So has another writer's, if it wants to."""
+    """An event. Its `message_id` identifies it: a repeat has the same id. Another writer may use the same id, too."""
 
     message_id: UUID
     type: str
@@ -34,51 +34,51 @@ class Message(Generic[Payload_co]):
     routing_key: str
     redelivered: bool  # the broker has delivered it before, maybe to another consumer
     headers: Mapping[str, Any]
-    consumer_name: str  # who applies it
-    payload: Payload_co  # the body as the handler's annotation wants it: Message[Invoice]; else the body itself
-    inbox_id: UUID | None = None  # by which the inbox knows it; None: by message_id
+    consumer_name: str  # the consumer that applies it
+    payload: Payload_co  # the body decoded by the handler's annotation, Message[Invoice]; else the body itself
+    inbox_id: UUID | None = None  # the id by which the inbox knows it; None: message_id
 
     @property
     def version(self) -> str | None:
-        """The text of the header `x-event-version`."""
+        """Return the text of the header `x-event-version`."""
         return _text(self.headers.get(VERSION))
 
     @property
     def writer(self) -> str | None:
-        """The role that wrote it, as the relay says; None: no role is known."""
+        """Return the role that wrote it, from the relay's header; None: no role is known."""
         return _text(self.headers.get(WRITER))
 
     @property
     def identity(self) -> UUID:
-        """By which the inbox knows it."""
+        """Return the id by which the inbox knows it."""
         return self.inbox_id or self.message_id
 
     @property
     def day(self) -> date:
-        """The day (UTC) on which it was written; the same for every repeat."""
+        """Return the day (UTC) on which it was written; the same for every repeat."""
         return NO_DAY if self.timestamp is None else self.timestamp.astimezone(UTC).date()
 
     @property
     def idempotency_key(self) -> str:
-        """A UUID to pass on to whatever has effects outside of the database.
+        """Return a UUID to pass to calls that have effects outside the database.
 
-        The same for redeliveries and replays of this message, another one for each consumer of it.
+        It is the same for redeliveries and replays of this message, and another one for each consumer of it.
         """
         return str(uuid5(self.identity, self.consumer_name))
 
     def json(self) -> Any:
-        """Decode the body; raises orjson.JSONDecodeError (a ValueError) when it is no JSON."""
+        """Return the body decoded from JSON; raises orjson.JSONDecodeError (a ValueError) when it is no JSON."""
         return orjson.loads(self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message on its way through this consumer, with the number that acknowledges it."""
+    """A message on its way through this consumer, with the delivery tag that acknowledges it."""
 
     tag: int
-    key: str  # nothing of a key is begun before what came earlier is settled
+    key: str  # a message of a key begins only when the earlier ones are settled
     message: Message
-    delivered: DeliveredMessage  # as it came, for a copy of it
+    delivered: DeliveredMessage  # as it came, to make copies of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class Unreadable:
 def id_of_writer(message_id: UUID, writer: str) -> UUID:
     """Return the id by which an inbox with `scope="writer"` knows a message: a hash that no writer can aim at.
 
-    `relay.consume.apply.inbox.ID_OF_WRITER` says the same in SQL; tests/consume/test_scope.py compares them.
+    `relay.consume.apply.inbox.ID_OF_WRITER` computes the same in SQL; tests/consume/test_scope.py compares them.
     """
     return UUID(bytes=sha256(message_id.bytes + writer.encode()).digest()[:16])
 
 
 def read_delivery(delivered: DeliveredMessage, consumer_name: str, *, by_writer: bool = False) -> Delivery | Unreadable:
-    """Take a delivery apart; `by_writer` parts writers that use the same message ids and keys."""
+    """Return the message of a delivery; `by_writer` separates writers that use the same message ids and keys."""
     properties = delivered.header.properties
     headers = properties.headers or {}
     if UNDECODABLE in headers:
@@ -122,11 +122,11 @@ def read_delivery(delivered: DeliveredMessage, consumer_name: str, *, by_writer:
         payload=delivered.body,
         inbox_id=None if writer is None else id_of_writer(message_id, writer),
     )
-    # Without an aggregate id no order is asked for: the message has its own key.
+    # A message without an aggregate id needs no order: its id is its key.
     key = str(message.identity) if message.aggregate_id is None else f"{message.aggregate_type}/{message.aggregate_id}"
     if writer is not None and message.aggregate_id is not None:
         key = f"{writer}/{key}"
-    # Where it fails it is put into a table, and PostgreSQL's texts hold no NUL.
+    # A message that fails is written to a table, and PostgreSQL's texts hold no NUL.
     for what, text in (
         ("key", key),
         ("type", message.type),

@@ -11,8 +11,8 @@ from relay.runtime.backoff import Backoff, longest_wait
 
 MAX_PREFETCH = 65535  # AMQP has 16 bits for it
 Order = Literal["hold", "skip"]  # what a message that failed means for the later ones of its key
-CONCURRENCY = 4  # of a consumer, unless it is given
-LEAST_POISON_LIMIT = 3  # a suspect must have been alone when it killed, before it is judged
+CONCURRENCY = 4  # of a consumer, unless the application gives a value
+LEAST_POISON_LIMIT = 3  # a message is poisoned only after a process has died that tried it alone
 
 
 class FailureClass(StrEnum):
@@ -31,7 +31,7 @@ class Retries:
     Args:
         attempts: attempts in all, the first one included; after the last the message is a dead letter.
         initial: seconds before the second attempt, at most; each wait is `multiplier` times as long as the one before.
-        maximum: no wait is longer.
+        maximum: the longest wait, in seconds.
         jitter: the part of a wait that chance may take away, so that many messages do not come at once.
     Raises:
         ConfigurationError: a value is out of range.
@@ -55,7 +55,7 @@ class Retries:
         return longest_wait(attempts, self.initial, self.maximum, multiplier=self.multiplier)
 
     def steps(self) -> list[float]:
-        """Return the longest waits after each of the attempts but the last."""
+        """Return the longest wait after each attempt except the last, in seconds."""
         return [self.step(attempts) for attempts in range(1, self.attempts)]
 
     def wait(self, attempts: int) -> float:
@@ -69,14 +69,15 @@ class FailurePolicy:
 
     Args:
         order: "hold": the message waits in the table `held_message` for its next attempt, and the later messages of its
-            key wait behind it. "skip": it waits in a retry queue, and they pass it.
-        retries: when a message is tried again, and how often. Then it goes to the queue's dead letters.
-        transient_retries: the same for `Transient` and what `retry_on` names; None: as `retries`.
+            key wait behind it. "skip": it waits in a retry queue, and the later messages pass it.
+        retries: when and how often a message is tried again. After the last attempt it goes to the queue's dead
+            letters.
+        transient_retries: the same for `Transient` and the classes in `retry_on`; None: as `retries`.
         retry_on, permanent_on, overload_on: classes of exceptions that mean `Transient`, `Permanent` and `Overload`.
             The nearest class of an exception decides.
-        poison_limit: processes that may die while they work on a message; then it is a dead letter.
+        poison_limit: when this many processes have died while they worked on a message, it is a dead letter.
     Raises:
-        ConfigurationError: `order` is neither, a class has two meanings, or `poison_limit` is too low.
+        ConfigurationError: `order` is another word, a class has two meanings, or `poison_limit` is too low.
     """
 
     order: Order = "hold"
@@ -102,7 +103,7 @@ class FailurePolicy:
         return self.order == "hold"
 
     def classes(self) -> dict[type[BaseException], FailureClass]:
-        """Return what the named classes of exceptions mean."""
+        """Return the failure class of each exception class that the policy names."""
         named: dict[type[BaseException], FailureClass] = {}
         for classes, fault in (
             (self.retry_on, FailureClass.TRANSIENT),
@@ -121,15 +122,16 @@ class WorkPolicy:
 
     Args:
         concurrency: concurrent transactions, each on a separate database connection. Messages of one key (aggregate
-            type and id) are never in two of them, and stay in order. None: 4; in a pool 1 for each partition, which
-            takes no other value.
-        batch_size: messages in one transaction, at most. When one of them fails, the batch is rolled back and applied
-            again one by one. So what a handler does outside of the database may be done twice.
+            type and id) are never in two of them, and stay in order. None: 4. In a pool: 1 for each partition, and no
+            other value is allowed.
+        batch_size: messages in one transaction, at most. When one of them fails, the batch is rolled back and its
+            messages are applied again one by one. So a handler's effects outside the database may happen twice.
         pipeline: send the handlers' statements without waiting for each answer (psycopg's pipeline mode). An error
             then shows at a later statement or at the end, and `rowcount` is unknown before a fetch.
         stall_after: seconds; when messages are in flight and no message settles for so long, the consumer is not ready.
         drain_timeout: seconds that running transactions get when the consumer is stopped.
-        backoff: waits for a lost database or broker, for a queue that refuses, and between the probes of an overload.
+        backoff: the waits while the database or broker is lost, while a queue refuses a copy, and between the probes of
+            an overload.
     Raises:
         ConfigurationError: `concurrency` or `batch_size` is out of range.
     """
@@ -151,5 +153,5 @@ class WorkPolicy:
 
     @property
     def workers(self) -> int:
-        """Return how many workers a consumer has that is no member of a pool."""
+        """Return the number of workers of a consumer that is no member of a pool."""
         return CONCURRENCY if self.concurrency is None else self.concurrency

@@ -9,14 +9,14 @@ from relay.servers.rabbitmq.connection import Connection, answer_within, close_c
 
 
 class QueueDepth(NamedTuple):
-    """What the broker tells of a queue; messages that are with a consumer do not wait."""
+    """The broker's counts of a queue. `ready` does not count messages in flight to a consumer."""
 
     ready: int
     consumers: int
 
 
 async def ask_queue(connection: Connection, queue: str, within: float) -> QueueDepth:
-    """Return what the broker answers on a separate channel, which alone is closed when it refuses.
+    """Return the broker's counts of a queue, asked on a separate channel: a refusal closes only that channel.
 
     Raises:
         AMQPError, OSError, RuntimeError: there is no such queue, or no answer.

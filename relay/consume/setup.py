@@ -1,4 +1,4 @@
-"""What a consumer works with, and what a consumer of one partition has for itself."""
+"""The parts that a consumer works with, and those that each partition of a pool has separately."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -17,12 +17,12 @@ from relay.consume.hindrances import Outages, OverloadGate, StallWatch
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.runtime.health import Health
 
-AHEAD = 16  # deliveries of a partition that wait in its holder, besides those that are worked on
+AHEAD = 16  # deliveries of a partition that its holder may have waiting, in addition to those it works on
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Setup:
-    """What outlives a channel."""
+    """The parts of a consumer that outlive a channel."""
 
     queue: str
     dead_queue: str
@@ -57,12 +57,12 @@ class Setup:
 
     @property
     def prefetch(self) -> int:
-        # Nobody but the holder of a partition could work on what it has not begun.
+        # Only the holder of a partition can work on its messages. So taking more than it works on costs no other.
         ahead = 0 if self.fence is None else AHEAD
         return self.work.workers * self.work.batch_size + ahead
 
     def of(self, fence: Fence, queue: str) -> "Setup":
-        """Return what consumes one partition: with its own counters and its own end, and what a process has once."""
+        """Return the setup of one partition: separate counters and stop events, and the shared parts of the process."""
         own = replace(self, queue=queue, fence=fence)
         own.gate, own.outages, own.session = self.gate, self.outages, self.session
         own.stalls = StallWatch(own.counters, own.gate, own.work.stall_after)

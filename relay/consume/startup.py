@@ -1,4 +1,4 @@
-"""Check and maintain the inbox: it answers, has the days that come next, and keeps no attempts that are long past."""
+"""Check and maintain the inbox: it answers, has partitions for the next days, and forgets old begun attempts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -25,10 +25,10 @@ MAY_MAKE_DAYS = """
     SELECT has_function_privilege(format('%%I.ensure_inbox_days(date, integer)', %(schema)s::text), 'EXECUTE')
 """
 
-# Today's (UTC) and the two that follow; a day that is missing all the same is made when a message of it comes.
+# Today (UTC) and the two days after it. Any other day that is missing is made when a message of that day comes.
 MAKE_NEXT_DAYS = "SELECT {schema}.ensure_inbox_days((now() AT TIME ZONE 'UTC')::date, 3)"
-# A message may go for good between two tries: its queue was purged, or the broker gave it up. Were it sent again later,
-# those deaths would count against it.
+# A message may disappear between two tries: its queue was purged, or the broker dropped it. If it is sent again later,
+# the old deaths must not count against it.
 FORGET_TRIES = """
     DELETE FROM {schema}.begun_message WHERE consumer_name = %(consumer)s AND begun_at < now() - interval '1 day'
 """
@@ -51,11 +51,11 @@ LEFT_BEHIND = """
 
 
 async def check_inbox(inbox: Inbox) -> None:
-    """Check that the inbox is there.
+    """Check that the inbox exists, and that the consumer's user may use it.
 
     Raises:
-        DatabaseUnavailableError: no host of the URL lets us in.
-        SchemaError: the table is missing or of an older release, or not ours to use.
+        DatabaseUnavailableError: no host of the URL accepts a connection.
+        SchemaError: the table is missing or of an older release, or a privilege is missing.
         DeadlineError: no answer.
     """
     try:
@@ -79,14 +79,14 @@ async def check_inbox(inbox: Inbox) -> None:
 
 
 def warn_of_single_batches(handlers: Handlers, batch_size: int) -> None:
-    """Log which handlers take lists of which each has one message."""
+    """Log the handlers that take lists although each list has only one message."""
     names = handlers.of_batches() if batch_size == 1 else []
     if names:
         log.warning("consumer.batches_of_one", handlers=names, remedy="work=WorkPolicy(batch_size=...)")
 
 
 async def note_queue(inbox: Inbox, session: InboxSession, queue: str, event_types: Sequence[str] | None) -> None:
-    """Note what this consumer handles, for `relay reconcile`. Where that cannot be, the log says so.
+    """Write down what this consumer handles, for `relay reconcile`. If the table cannot be written, the log says so.
 
     Raises:
         DatabaseUnavailableError: no answer.
@@ -105,9 +105,9 @@ async def note_queue(inbox: Inbox, session: InboxSession, queue: str, event_type
 
 
 async def keep_up(inbox: Inbox) -> None:
-    """Make the next days, now and then, so that no message has to wait for its day; what fails is told.
+    """Make the partitions of the next days each hour, so that no message waits for its day. The log reports failures.
 
-    Tries that began more than a day ago are forgotten.
+    Attempts that began more than a day ago are forgotten.
     """
     while True:
         try:
@@ -120,7 +120,7 @@ async def keep_up(inbox: Inbox) -> None:
 
 
 async def keep_asking(inbox: Inbox, session: InboxSession, stopping: asyncio.Event) -> None:
-    """Ask the database now and then, so that an idle consumer learns as well that it is gone."""
+    """Query the database every few seconds, so that an idle consumer also notices when it is lost."""
     with suppress(Stopping):
         while True:
             await session.insist(stopping, inbox.statement(ASK))
@@ -131,18 +131,18 @@ async def keep_asking(inbox: Inbox, session: InboxSession, stopping: asyncio.Eve
 async def _opened(inbox: Inbox) -> AsyncIterator[Transactions]:
     transactions = open_transactions(inbox)
     try:
-        await transactions.open()  # which may be cancelled when it has the connection
+        await transactions.open()  # inside the `try`: a cancellation may come when it already has the connection
         yield transactions
     finally:
         await transactions.close()
 
 
 async def tell_left_behind(inbox: Inbox, session: InboxSession, *, holds: bool, by_partition: bool = False) -> None:
-    """Look once for what this consumer will not try.
+    """Log how many held messages this consumer will not try, if there are any.
 
     Args:
-        holds: it keeps the order per key, and so tries what it has held.
-        by_partition: it is a member of a pool.
+        holds: the consumer holds keys in order, and so tries the messages that it has held.
+        by_partition: the consumer is a member of a pool.
     Raises:
         DatabaseUnavailableError: no answer.
     """
@@ -159,5 +159,5 @@ async def tell_left_behind(inbox: Inbox, session: InboxSession, *, holds: bool, 
             consumer=inbox.consumer_name,
             messages=count,
             reason="they were held with another order or another kind of consumer, and this one does not try them. "
-            "Run it as it was until no message is held, or delete them",
+            "Run the former consumer until no message is held, or delete them",
         )

@@ -1,13 +1,13 @@
-"""Apply messages, those of a key in the order in which they were delivered.
+"""Apply messages, and the messages of a key in the order of delivery.
 
-A worker that is free takes what has waited longest, and no two workers have messages of one key. A hash of the key does
-not choose the worker. With as many deliveries as workers, some would always meet in one worker, and others idle
+A free worker takes the key that has waited longest, and no two workers have messages of one key. A hash of the key does
+not choose the worker. With as many deliveries as workers, some would always meet in one worker while others idle
 (`docs/decisions/0017-keys-to-the-first-free-worker.md`).
 
-What fails goes aside (`copies.Aside`), into a retry queue or behind its key's held ones, and is acknowledged once it is
-safe there. So nothing that waits for its next attempt takes a place of the prefetch. It is not handed back to the
-broker between two attempts: its successors would overtake it. And RabbitMQ 4 drops a message from a quorum queue when
-it came back 20 times.
+A message that fails goes aside (`copies.Aside`): into a retry queue, or into the table of held messages. It is
+acknowledged once it is safe there, so a message that waits for its next attempt takes no place of the prefetch. The
+consumer does not return it to the broker between two attempts: the later messages of its key would overtake it. And
+RabbitMQ 4 drops a message from a quorum queue when it came back 20 times.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from relay.runtime.backoff import Stopping, raise_if_set
 
 
 class End(Enum):
-    """What a queue holds behind its last key."""
+    """The mark that a stopped queue puts behind its last key."""
 
     STOPPED = auto()
 
@@ -39,8 +39,8 @@ class KeyQueue:
     """Deliveries that wait for a worker, in the order in which they came, by key."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Delivery]] = {}  # of every key that waits or is worked on
-        self._free: asyncio.Queue[str | End] = asyncio.Queue()  # keys that wait and that no worker has
+        self._waiting: dict[str, deque[Delivery]] = {}  # by key, also of keys that a worker has
+        self._free: asyncio.Queue[str | End] = asyncio.Queue()  # keys with deliveries that no worker has
         self._is_stopped = False
 
     def put(self, delivery: Delivery) -> None:
@@ -52,9 +52,9 @@ class KeyQueue:
             waiting.append(delivery)
 
     async def take(self, most: int) -> list[Delivery]:
-        """Wait for deliveries, and take at most so many, in the order in which they came.
+        """Wait for deliveries, and take at most `most` of them, in the order in which they came.
 
-        No other worker gets one of their keys before they are handed to `done`.
+        No other worker gets one of their keys before they are passed to `done`.
 
         Raises:
             Stopping: `stop` was called.
@@ -69,19 +69,19 @@ class KeyQueue:
                 break
             key = self._free.get_nowait()
         if self._is_stopped:
-            self._free.put_nowait(End.STOPPED)  # lets the next one go
+            self._free.put_nowait(End.STOPPED)  # wakes the next worker
             raise Stopping
         if len(batch) > 1:
             batch.sort(key=lambda delivery: delivery.tag)
         return batch
 
     def give_back(self, batch: Sequence[Delivery]) -> None:
-        """Put what was taken, or some of it, in front of its keys again, in its order; `done` is still to be called."""
+        """Put taken deliveries back to the front of their keys, in their order. The caller must still call `done`."""
         for delivery in reversed(batch):
             self._waiting[delivery.key].appendleft(delivery)
 
     def done(self, batch: Iterable[Delivery]) -> None:
-        """Let others have the keys of a batch."""
+        """Release the keys of a batch to other workers."""
         for key in {delivery.key for delivery in batch}:
             if self._waiting[key]:
                 self._free.put_nowait(key)
@@ -89,14 +89,14 @@ class KeyQueue:
                 del self._waiting[key]
 
     def stop(self) -> None:
-        """Let all who wait in `take` go."""
+        """Let every `take` raise Stopping."""
         self._is_stopped = True
         self._free.put_nowait(End.STOPPED)
 
 
 LOOKED_UP_AT_ONCE = 500  # deliveries
 
-# A subquery, as a join may read all that is remembered (tests/consume/test_plans.py).
+# A subquery, because a join may read the whole inbox (tests/consume/test_plans.py).
 KNOWN = """
     SELECT message_id
     FROM unnest(%(message_ids)s::uuid[], %(days)s::date[]) AS came (message_id, message_day)
@@ -112,12 +112,12 @@ KNOWN = """
 class Repeats:
     """Which deliveries of one channel are repeats.
 
-    A replay sends thousands in a row, and a transaction for each would be for nothing. What the inbox knows has no
-    effect, so it may be acknowledged in any order. Only what is new keeps its place in its key.
+    A replay sends thousands in a row, and a transaction for each would be wasted. A message that the inbox knows has no
+    effect, so the consumer may acknowledge it in any order. Only new messages keep their places in their keys.
 
     Attributes:
-        expected: what was worked on last was known: it may be a replay.
-        turn: who looks up has it, so that what arrives meanwhile is looked up together.
+        expected: the last batch was known, so this may be a replay.
+        turn: a worker holds it during a lookup, so that the next lookup takes all deliveries that came meanwhile.
     """
 
     def __init__(self, inbox: Inbox, session: InboxSession) -> None:
@@ -128,7 +128,7 @@ class Repeats:
         self._known = inbox.statement(KNOWN)
 
     async def known(self, deliveries: Sequence[Delivery], stopping: asyncio.Event) -> set[UUID]:
-        """Return the ids of those that were applied and committed. Raises Stopping."""
+        """Return the ids of the deliveries that were applied and committed before. Raises Stopping."""
         parameters = {
             "consumer": self._consumer,
             "message_ids": [delivery.message.identity for delivery in deliveries],
@@ -140,7 +140,7 @@ class Repeats:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Worker:
-    """One transaction at a time, of at most `batch_size` messages."""
+    """Applies one transaction at a time, of at most `batch_size` messages."""
 
     context: ChannelContext
     key_queue: KeyQueue
@@ -153,9 +153,10 @@ class Worker:
     repeats: Repeats
 
     async def run(self) -> None:
-        """Work until the consumer stops; being cancelled rolls the running transaction back.
+        """Work until the consumer stops.
 
-        The running transaction is finished; what was not begun stays unacknowledged and comes again.
+        On a stop, the running transaction is finished; messages that were not begun stay unacknowledged and come again.
+        A cancellation rolls the running transaction back.
         """
         try:
             while True:
@@ -185,13 +186,13 @@ class Worker:
             await self.aside.put(batch[0], failure)
 
     async def _absorb(self) -> None:
-        """Acknowledge the repeats among what waits; the rest goes back to its place, and is worked on."""
+        """Acknowledge the repeats among the waiting deliveries. The rest goes back to its place, and is worked on."""
         async with self.repeats.turn:
             if not self.repeats.expected:
                 return
             batch = await self.key_queue.take(LOOKED_UP_AT_ONCE)
             known = await self.repeats.known(batch, self.context.stopping)
-            # A redelivered one is worked on, too: `BegunAttempts` has to forget it.
+            # A redelivered repeat is worked on, too: `BegunAttempts` must forget it.
             rest = [each for each in batch if each.message.redelivered or each.message.identity not in known]
             self.repeats.expected = not rest
             self.key_queue.give_back(rest)
@@ -212,7 +213,7 @@ class Worker:
             raise
         except Exception as error:  # a handler may raise anything, and this task must go on with the others
             if len(batch) > 1:
-                # One message of a batch that was rolled back is to blame; its neighbours are innocent.
+                # One message has caused the roll-back of the batch: each is applied alone to find it.
                 await self._work_one_by_one(batch)
             else:
                 await self._fail(batch[0], error)
@@ -225,7 +226,7 @@ class Worker:
             await self.aside.put_behind(left)
 
     async def _try(self, batch: Sequence[Delivery], unended: dict[UUID, int], *, alone: bool) -> Applied:
-        """Apply, however many overloads it takes. Raises Stopping: nothing was applied."""
+        """Apply a batch; after an overload, try again until it succeeds. Raises Stopping: nothing was applied."""
         while True:
             async with self.gate.enter(self.context.stopping, alone=alone) as entry:
                 await self.context.begun_attempts.begin(unended, self.context.stopping)

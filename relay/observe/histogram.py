@@ -1,4 +1,4 @@
-"""A histogram for the event loop: to observe costs a search in a list, without a lock and without an object."""
+"""A histogram for the event loop: an observation costs a search in a list, without a lock or a new object."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ class Histogram:
         self.total += value * times
 
     def add(self, other: "Histogram") -> None:
-        """Take over what another one of the same bounds has observed."""
+        """Add the counts of another histogram with the same bounds."""
         self._counts = [ours + theirs for ours, theirs in zip(self._counts, other._counts, strict=True)]
         self.total += other.total
 
     def buckets(self) -> list[tuple[float, int]]:
-        """Return each bound and how many values are at most that; the last is infinity, and so has them all."""
+        """Return each bound with the number of values up to it; the last bound is infinity, and counts all values."""
         return list(zip((*self._bounds, float("inf")), accumulate(self._counts), strict=True))

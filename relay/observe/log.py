@@ -1,4 +1,4 @@
-"""Set up the log: events for people on a terminal, else one JSON object a line; never a password."""
+"""Set up the log: readable events on a terminal, else one JSON object a line; never a password."""
 
 import logging
 import re
@@ -15,25 +15,25 @@ with importing("publisher"):
     import structlog
     from structlog.types import EventDict, Processor, WrappedLogger
 
-# At debug and info the libraries tell every frame, payloads included.
+# At debug and info the libraries log every frame, with its payload.
 LIBRARIES_FROM = logging.WARNING
 
-# They report a broken connection as an error, with a traceback of their insides. It heals by itself, and what an
-# operator has to know the relay says (`broker.degraded`).
+# These libraries log a broken connection as an error, with a traceback of their code. The relay reconnects by itself,
+# and logs what an operator must know (`broker.degraded`).
 AMQP_LIBRARIES = {"aio_pika", "aiormq"}
-# Said at each try to connect, in addition to the exception that its caller gets: a line every few seconds of an outage.
+# Logged at each try to connect, in addition to the exception that the caller gets: every few seconds of an outage.
 FAILED_TRY = "error when creating transport: %r"
 
 
-# What this code names itself: a password that is the word "relay" must not change the name of an event.
+# Names that this code chooses: a password that is the word "relay" must not change the name of an event.
 OURS = frozenset({"level", "timestamp", "logger"})
 EVENT_NAME = re.compile(r"[a-z_]+(\.[a-z_]+)+")
 
 
 def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Send the events of structlog, and what the libraries log from warning on, to `stream` (stderr).
+    """Send the events of structlog, and the libraries' records from warning on, to `stream` (stderr).
 
-    stdout belongs to the results of commands.
+    stdout is for the results of commands.
     """
     output = stream or sys.stderr
     level = logging.getLevelNamesMapping()[settings.level.upper()]
@@ -41,7 +41,7 @@ def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
         processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=_logger,
-        cache_logger_on_first_use=False,  # a module's logger is made before this runs
+        cache_logger_on_first_use=False,  # modules make their loggers before this runs
     )
     handler = logging.StreamHandler(output)
     handler.setFormatter(
@@ -62,7 +62,7 @@ def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 def is_json() -> bool:
-    """Whether `set_up` has made stderr a log of JSON."""
+    """Whether `set_up` logs JSON to stderr."""
     return any(
         isinstance(handler, logging.StreamHandler)
         and handler.stream is sys.stderr
@@ -73,13 +73,13 @@ def is_json() -> bool:
 
 
 def keep_libraries_quiet() -> None:
-    """Let the AMQP libraries say nothing on stderr: the result of the command tells what went wrong."""
+    """Keep the AMQP libraries from writing to stderr: the result of the command says what went wrong."""
     for library in AMQP_LIBRARIES:
         logging.getLogger(library).addHandler(logging.NullHandler())
 
 
 class _AmqpLibraries(logging.Filter):
-    """Make a warning of one line of what the AMQP libraries say, once; at debug they keep it all."""
+    """Log each record of the AMQP libraries as a warning of one line, without repeats; at debug, log it in full."""
 
     def __init__(self, level: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _AmqpLibraries(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.partition(".")[0] not in AMQP_LIBRARIES:
-            return True  # a traceback from anywhere else is a bug's
+            return True  # a traceback from any other code shows a bug, and stays
         if self.level > logging.DEBUG and record.msg == FAILED_TRY:
             return False
         record.levelno, record.levelname = logging.WARNING, "WARNING"
@@ -130,7 +130,10 @@ def _final(style: LogFormat, output: TextIO) -> list[Processor]:
 
 
 def without_passwords(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Hide every known password, and the password of every URL; a net below the rule that no event holds one."""
+    """Hide every known password, and the password of every URL.
+
+    This is a second guard: the first rule is that no event holds a password.
+    """
     for name, value in event.items():
         if name not in OURS and not (name == "event" and EVENT_NAME.fullmatch(str(value))):
             event[name] = _without_passwords(value)
@@ -148,11 +151,11 @@ def _without_passwords(value: object) -> object:
         case list() | tuple() | set() | frozenset():
             return [_without_passwords(each) for each in value]
         case _:
-            return scrub(repr(value))  # as both renderers have it
+            return scrub(repr(value))  # both renderers would show the `repr`, too
 
 
 class _Shown:
-    """A value that a console is to show by its `repr`, or by that of a text."""
+    """A value that the console renderer shows as its `repr`, escaped."""
 
     def __init__(self, value: object) -> None:
         self._text = printable(repr(value))
@@ -162,7 +165,7 @@ class _Shown:
 
 
 def _printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Let nothing through to a terminal that it acts on: reasons and exceptions hold words of strangers."""
+    """Escape the characters that a terminal acts on: reasons and exceptions hold text from other systems."""
     for name, value in event.items():
         if name in ("exception", "stack"):
             event[name] = printable_lines(str(value))

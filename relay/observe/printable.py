@@ -1,7 +1,7 @@
-"""Text of strangers on a terminal: rows, headers, the broker's words and exceptions must not move its cursor.
+"""Text from other systems on a terminal: rows, headers, the broker's texts and exceptions must not move its cursor.
 
-What Python calls not printable is escaped: control characters (C0, C1, DEL) and the marks that turn the direction of
-text. So are line separators, characters without a glyph, and halves of surrogate pairs.
+Characters that Python calls not printable are escaped: control characters (C0, C1, DEL) and the marks that turn the
+direction of text. So are line separators, characters without a glyph, and halves of surrogate pairs.
 """
 
 import re
@@ -17,12 +17,12 @@ def printable(value: object) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of several lines, such as a traceback: as `printable`, but for line breaks and tabs."""
+    """Return a text of several lines, such as a traceback, escaped as by `printable`; line breaks stay, tabs do not."""
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
 
 
 def printable_json(document: str) -> str:
-    """Return a JSON document in which `printable` would find nothing but line breaks; it says the same."""
+    """Return a JSON document of the same value, in which only line breaks are not printable."""
     return UNPRINTABLE.sub(_escaped_in_json, document)
 
 

@@ -1,7 +1,7 @@
-"""Traces through OpenTelemetry, where the environment asks for them; elsewhere OpenTelemetry is not imported.
+"""Traces through OpenTelemetry, if the environment asks for them; otherwise OpenTelemetry is not imported.
 
-The engine asks for a `tracer`, and gets one where the process has set OpenTelemetry's API up. `relay run` does so by
-OpenTelemetry's own variables: with the SDK, as the extra `otel` brings it.
+The engine asks for a `tracer`, and gets one if the process has set up OpenTelemetry's API. `relay run` sets it up from
+OpenTelemetry's own variables, with the SDK that the extra `otel` installs.
 """
 
 import sys
@@ -21,11 +21,11 @@ log = get_logger(__name__)
 SERVICE = "outbox-relay"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-FLUSH_TIMEOUT = 2.0  # seconds at the end: a collector that is unreachable must not outlast the drain
+FLUSH_TIMEOUT = 2.0  # seconds at the end: an unreachable collector must not hold up the stop
 
 
 def tracer() -> "Tracer | None":
-    """Return a tracer where OpenTelemetry is set up in this process, else `None`."""
+    """Return a tracer if OpenTelemetry is set up in this process, else `None`."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
@@ -37,9 +37,9 @@ def tracer() -> "Tracer | None":
 
 
 def set_up(environment: Mapping[str, str]) -> Callable[[], None]:
-    """Set OpenTelemetry's SDK up where its variables ask for traces; give what ends it.
+    """Set up OpenTelemetry's SDK if its variables ask for traces, and return the function that ends it.
 
-    That they ask in vain is logged and no error: a platform may set them for every container.
+    If the SDK is missing, that is logged and is no error: a platform may set the variables for every container.
     """
     names = _exporters(environment)
     if not names:
@@ -54,7 +54,7 @@ def set_up(environment: Mapping[str, str]) -> Callable[[], None]:
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    # The SDK itself reads the sampler, the limits and the resource from OTEL_ variables, which win over our name.
+    # The SDK itself reads the sampler, the limits and the resource from OTEL_ variables, which override our name.
     is_named = "OTEL_SERVICE_NAME" in environment or "service.name=" in environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create({} if is_named else {"service.name": SERVICE, "service.version": relay.__version__})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -72,7 +72,7 @@ def set_up(environment: Mapping[str, str]) -> Callable[[], None]:
 
 
 def _exporters(environment: Mapping[str, str]) -> list[str]:
-    """Name the exporters that the variables ask for, as their packages register them."""
+    """Return the names of the exporters that the variables ask for, as their packages register them."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return []
     asked = environment.get("OTEL_TRACES_EXPORTER", "otlp" if any(environment.get(name) for name in ENDPOINTS) else "")

@@ -1,4 +1,4 @@
-"""The write side: say an event in the transaction that makes it true.
+"""The write side: write an event in the transaction that makes it true.
 
 from relay.outbox import Event, add
 

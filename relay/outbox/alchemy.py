@@ -1,4 +1,4 @@
-"""The writers for SQLAlchemy: the same statements, in the session's or connection's own transaction."""
+"""The writers for SQLAlchemy: the same statements, in the transaction of the session or connection."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,10 +36,10 @@ async def write_async(target: Async, rows: Sequence[Row], schema: str, *, by_cop
 
 
 def require_transaction(connection: sa.Connection) -> None:
-    """Check that what is written now is in a transaction; raises NoTransactionError.
+    """Check that the next statement runs in a transaction; raises NoTransactionError.
 
     With AUTOCOMMIT, SQLAlchemy's transactions do not reach the database: the driver commits each statement. psycopg 3
-    and asyncpg also know of a transaction that the application began by a BEGIN.
+    and asyncpg also notice a transaction that the application began by a BEGIN.
     """
     adapted: Any = connection.connection.dbapi_connection
     driver: Any = connection.connection.driver_connection
@@ -52,12 +52,12 @@ def require_transaction(connection: sa.Connection) -> None:
 
 
 def _is_copied(connection: sa.Connection, rows: Sequence[Row], schema: str) -> bool:
-    """Write by COPY if the driver is psycopg 3, and return whether it is."""
+    """Write by COPY if the driver is psycopg 3. Return whether it is psycopg 3."""
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
         return False
     if not connection.in_transaction():
-        connection.begin()  # as any execute() does; COPY goes past SQLAlchemy, which must know of it to commit it
+        connection.begin()  # as any execute() does: SQLAlchemy does not see the COPY, but must commit it
     if isinstance(driver, psycopg.Connection):
         insert.write(driver, rows, schema, by_copy=True, autocommit=True)
     else:

@@ -1,4 +1,4 @@
-"""A write that fails loudly when nobody awaits it."""
+"""A write that reports an error when the application does not await it."""
 
 import sys
 from collections.abc import Coroutine, Generator
@@ -8,10 +8,10 @@ from relay.outbox.errors import NotAwaitedError
 
 
 class Awaited(Coroutine[Any, Any, None]):
-    """The coroutine of a write; a coroutine of Python's own would be dropped with a warning that many setups hide.
+    """The coroutine of a write. Python drops its own coroutines with only a warning, which many setups hide.
 
-    Dropped before it has begun, it raises NotAwaitedError where nobody can catch it: `sys.unraisablehook` prints that
-    to stderr, at once or at the garbage collection.
+    When it is dropped before it has begun, it raises NotAwaitedError. No code can catch that: `sys.unraisablehook`
+    prints it to stderr, at once or at the garbage collection.
 
     Args:
         depth: frames between this call and the application's.

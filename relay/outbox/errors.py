@@ -1,9 +1,9 @@
-"""What the outbox refuses, before anything is sent to the database.
+"""The errors of the outbox, raised before anything is sent to the database.
 
 EventError (relay.errors)
-  FieldError              a field is of another type, empty, too long, or not what PostgreSQL and AMQP take
+  FieldError              a field has a wrong type, is empty or too long, or PostgreSQL or AMQP cannot store it
   HeaderError             a header that AMQP cannot carry
-  PayloadError            a payload that is not what its content type says
+  PayloadError            a payload that does not fit its content type
     PayloadTooLargeError
 NoTransactionError (OutboxError)
 NotAwaitedError (OutboxError)
@@ -49,7 +49,7 @@ class HeaderError(EventError):
 
 
 class PayloadError(EventError):
-    """A payload that is not what its content type says; `path` is the value's place, as in `payload.lines[2].price`."""
+    """A payload that does not fit its content type; `path` is the value's place, as in `payload.lines[2].price`."""
 
     def __init__(self, event: "Event", problem: str, path: str = "payload") -> None:
         super().__init__(f"{_named(event)}: {path} {problem}")
@@ -71,14 +71,14 @@ class NoTransactionError(OutboxError):
 
     def __init__(self) -> None:
         super().__init__(
-            "no transaction is open, and the connection is in autocommit mode: the event would be committed, even if"
-            " the change fails that it tells of. Begin a transaction first (psycopg: `connection.transaction()`,"
+            "no transaction is open, and the connection is in autocommit mode: the event would be committed even if"
+            " the change that it reports fails. Begin a transaction first (psycopg: `connection.transaction()`,"
             " Django: `transaction.atomic()`, SQLAlchemy: an engine without AUTOCOMMIT). Or pass autocommit=True"
         )
 
 
 class NotAwaitedError(OutboxError):
-    """Events that were given to an asynchronous connection, and never written because nobody awaited that."""
+    """Events for an asynchronous connection that were never written: the application did not await the write."""
 
     def __init__(self, file: str, line: int) -> None:
         super().__init__(f"{file}:{line}: no event was written: write `await add(...)` for an asynchronous connection")

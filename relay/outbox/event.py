@@ -1,4 +1,4 @@
-"""What an application says has happened."""
+"""The event that an application writes."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 
 class JsonModel(Protocol):
-    """What pydantic's models are, without importing pydantic."""
+    """The part of pydantic's models that is used here, without an import of pydantic."""
 
     def model_dump_json(self) -> str: ...
 
@@ -18,25 +18,25 @@ Payload = bytes | str | dict[str, Any] | list[Any] | JsonModel
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event, to be written in the transaction that makes it true.
+    """One event, which the application writes in the transaction that makes it true.
 
-    The fields are checked when the event is added, all events of a call before the first is sent.
+    The fields are checked when the event is added: all events of a call are checked before the first is sent.
 
-    `aggregate_type` and `aggregate_id` together are the ordering key: events of one key are delivered in the
-    order of their writing. Transactions that write one key at the same time have no order between them, unless they
-    first lock a common row. An `aggregate_id` of `None` asks for no order.
+    `aggregate_type` and `aggregate_id` together are the ordering key: events of one key are delivered in the order in
+    which they were written. Transactions that write one key at the same time have no order between them, unless they
+    first lock a common row. With an `aggregate_id` of `None` the event has no order.
 
     The payload by its type and `content_type`, where `None` means `application/json`:
     - str or bytes with a JSON content type (`application/json`, `...+json`) is JSON text; it goes out byte for byte;
-    - str (as UTF-8) or bytes with another content type goes out as these bytes, whatever they are;
-    - a dict or list is written as JSON by orjson, which takes datetimes, UUIDs and dataclasses, and no Decimal;
-    - a pydantic model writes itself.
+    - str (as UTF-8) or bytes with another content type goes out as these bytes, unchecked;
+    - a dict or list is written as JSON by orjson, which takes datetimes, UUIDs and dataclasses, but no Decimal;
+    - a pydantic model is written as JSON by its `model_dump_json`.
 
     `headers`: text, bool, 64-bit integers, finite floats, None, and lists and dicts of these.
-    `exchange` and `routing_key`: None leaves it to the relay's routes. With no routing key, `aggregate_type` and
+    `exchange` and `routing_key`: None lets the relay's routes decide. Without a routing key, `aggregate_type` and
     `event_type` must fit into the default one, `<aggregate_type>.<event_type>`: 255 bytes.
-    `available_at`: not sent before this instant; it takes a time zone.
-    `message_id`: what consumers recognise a repeat by.
+    `available_at`: the relay does not send the event before this instant; it must have a time zone.
+    `message_id`: the id by which consumers recognise a repeat.
     """
 
     aggregate_type: str

@@ -1,4 +1,4 @@
-"""Headers: what fits both jsonb, where they wait, and an AMQP table, in which they travel."""
+"""Check headers: they must fit both jsonb, in which they wait, and an AMQP table, in which they are sent."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -8,8 +8,8 @@ import orjson
 from relay.outbox.errors import HeaderError
 from relay.outbox.event import Event
 
-MAX_HEADER_NAME_BYTES = 128  # AMQP 0-9-1, 4.2.5.5; client libraries cut longer ones off
-# All properties travel in one frame, which cannot be split: 131,072 bytes with RabbitMQ's default frame_max.
+MAX_HEADER_NAME_BYTES = 128  # AMQP 0-9-1, 4.2.5.5; client libraries cut off longer names
+# All properties are sent in one frame, which cannot be split: 131,072 bytes with RabbitMQ's default frame_max.
 MAX_HEADERS_BYTES = 64 * 1024
 MAX_HEADER_DEPTH = 64  # consumers' libraries read tables recursively
 INTEGERS = range(-(2**63), 2**63)
@@ -19,7 +19,7 @@ def headers_text(event: Event) -> str | None:
     """Return the headers as JSON text.
 
     Raises:
-        HeaderError: AMQP cannot carry one of them, or not as what it was.
+        HeaderError: AMQP cannot carry one of them, or would change its value or type.
     """
     if event.headers is None:
         return None
@@ -44,7 +44,7 @@ def _check(event: Event, path: str, value: object, depth: int) -> None:
             if value not in INTEGERS:
                 raise HeaderError(event, path, "does not fit into 64 bits")
         case float():
-            # jsonb writes 1e19 as 10000000000000000000, which is read back as an integer that AMQP has no type for.
+            # jsonb writes 1e19 as 10000000000000000000. That is read back as an integer for which AMQP has no type.
             if not isfinite(value) or abs(value) >= 2**63:
                 raise HeaderError(event, path, f"is {value}; AMQP and jsonb take finite numbers below 2^63")
         case list():

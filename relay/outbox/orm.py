@@ -1,4 +1,4 @@
-"""The mapped class, for those whose events hang in a session next to their business objects."""
+"""The mapped class, for applications that add events to a session next to their business objects."""
 
 from datetime import datetime
 from typing import Any
@@ -16,7 +16,7 @@ from relay.outbox.trace import current_trace_context
 
 
 class JsonText(sa.types.TypeDecorator[str]):
-    """JSON as the text it is: SQLAlchemy's own type would parse it and write it again."""
+    """JSON as unchanged text: SQLAlchemy's JSON type would parse it and write it again."""
 
     impl = sa.Text
     cache_ok = True
@@ -37,22 +37,22 @@ class OutboxBase(DeclarativeBase):
 
 
 class OutboxMessage(OutboxBase):
-    """A row that says an event; `session.add(OutboxMessage(event))` writes it with the session's flush.
+    """The row of an event; `session.add(OutboxMessage(event))` writes it with the session's flush.
 
-    The event is checked here, before the session knows of it. A schema other than `outbox` comes from the engine:
+    The constructor checks the event, before the session has it. Set a schema other than `outbox` on the engine:
     `execution_options={"schema_translate_map": {"outbox": "events"}}`.
 
-    `autocommit`: the flush may be outside of a transaction, on an engine with AUTOCOMMIT.
+    `autocommit`: the flush may be outside a transaction, on an engine with AUTOCOMMIT.
 
     Raises:
-        EventError: the event cannot be carried.
-        NoTransactionError: from the flush, which is outside of a transaction.
+        EventError: the outbox would refuse the event.
+        NoTransactionError: raised by a flush that is outside a transaction.
     """
 
     __tablename__ = "message"
     __table_args__ = {"schema": "outbox", "info": {INFO: True}}  # noqa: RUF012
 
-    # The key is the one that is known before the write: to fetch `id` a writer would need the right to read.
+    # SQLAlchemy needs a key that is known before the write: to fetch `id`, a writer would need the right to read.
     message_id: Mapped[UUID] = mapped_column(primary_key=True)
     aggregate_type: Mapped[str]
     aggregate_id: Mapped[str | None]

@@ -1,4 +1,4 @@
-"""From an event to the row that is written, or to the error that says why not."""
+"""Turn an event into the row that is written, or raise the error that says why it cannot be."""
 
 import json
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from relay.outbox.errors import FieldError, PayloadError, PayloadTooLargeError
 from relay.outbox.event import Event
 from relay.outbox.headers import headers_text
 
-MAX_PAYLOAD_BYTES = 16 * 1024 * 1024  # as relay.max_message_bytes: what the relay sends at most
-MAX_TEXT_BYTES = 255  # an AMQP short string, and the table's own checks
-MAX_PATH_DEPTH = 256  # orjson's is 254; a payload that holds itself has no end
+MAX_PAYLOAD_BYTES = 16 * 1024 * 1024  # the default of relay.max_message_bytes: the relay sends no larger one
+MAX_TEXT_BYTES = 255  # the limit of AMQP's short string, and of the table's checks
+MAX_PATH_DEPTH = 256  # orjson's limit is 254; a payload that contains itself would have no end
 
 
 class Row(NamedTuple):
@@ -42,7 +42,7 @@ def row_of(event: Event, trace_context: str | None, max_payload_bytes: int = MAX
 
     Raises:
         EventError: the table would refuse the row, or the relay could never send it.
-        TypeError: it is no Event.
+        TypeError: the argument is no Event.
     """
     if not isinstance(event, Event):
         raise TypeError(_not_an_event(event))
@@ -175,12 +175,13 @@ def _json_text(event: Event) -> str:
 
 
 def _checked(event: Event, text: str) -> str:
-    """Return `text` if PostgreSQL takes it as JSON: it checks the grammar alone."""
+    """Return the text if PostgreSQL accepts it as JSON: only its grammar matters."""
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:
-        # orjson also refuses numbers beyond a double, lone surrogate escapes and a depth of 1024, which
-        # PostgreSQL stores: the standard library, without its conversions, decides. Only refusals cost this.
+        # orjson also refuses numbers beyond a double, lone surrogate escapes and a depth of 1024, but PostgreSQL
+        # stores them. So the standard library decides, without its conversions. Only a text that orjson refuses
+        # costs this.
         try:
             json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
             text.encode()
@@ -201,14 +202,14 @@ def _dumped(event: Event, payload: dict[str, Any] | list[Any]) -> str:
     except orjson.JSONEncodeError as error:
         path = _path_of_unwritable(payload, "payload", MAX_PATH_DEPTH)
         raise PayloadError(event, f"cannot be written as JSON: {error}", path or "payload") from None
-    # orjson writes NaN and infinities as null. Looking for them costs more than the dump, so only where a null is.
+    # orjson writes NaN and infinities as null. The search for them costs more than the dump, so it needs a null first.
     if b"null" in data and (path := _path_of_lost_number(payload, "payload")):
         raise PayloadError(event, "cannot be written as JSON: it is NaN or an infinity", path)
     return data.decode()
 
 
 def _path_of_unwritable(value: object, path: str, depth: int) -> str | None:
-    """Return the path of the innermost value that orjson refuses; None where it is nested too deeply to tell."""
+    """Return the path of the innermost value that orjson refuses; None if the value is nested too deeply to find it."""
     if not depth:
         return None
     for inner_path, inner in _inner(value, path):
@@ -227,7 +228,7 @@ def _path_of_lost_number(value: object, path: str) -> str | None:
 
 
 def _inner(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Yield what orjson writes inside a value, each with its path."""
+    """Yield the values that orjson writes inside a value, each with its path."""
     match value:
         case dict():
             yield from ((f"{path}.{_name(name)}", inner) for name, inner in value.items())

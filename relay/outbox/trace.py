@@ -1,4 +1,4 @@
-"""The trace that a row was written in, taken along to its consumer."""
+"""The trace in which a row is written: the row carries it to the consumer."""
 
 import sys
 
@@ -8,11 +8,11 @@ TRACE_FIELDS = ("traceparent", "tracestate")
 
 
 def current_trace_context() -> str | None:
-    """Return the current W3C trace context as JSON text; None where no span is active.
+    """Return the current W3C trace context as JSON text; None if no span is active.
 
-    Baggage stays here: it would reach every reader of the queue.
+    Baggage is left out: it would reach every reader of the queue.
     """
-    # Only code that has imported OpenTelemetry can have started a span; all others are spared the import (20 ms).
+    # Only code that has imported OpenTelemetry can have started a span. Without it, the import (20 ms) is not made.
     if "opentelemetry.context" not in sys.modules:
         return None
     from opentelemetry import propagate  # noqa: PLC0415

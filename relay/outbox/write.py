@@ -14,7 +14,7 @@ from relay.outbox.trace import current_trace_context
 
 
 class DjangoConnection(Protocol):
-    """What `django.db.connection` is, without importing Django."""
+    """The part of `django.db.connection` that is used here, without an import of Django."""
 
     @property
     def connection(self) -> Any: ...
@@ -22,29 +22,29 @@ class DjangoConnection(Protocol):
 
 
 class DjangoCursor(Protocol):
-    """What `django.db.connection.cursor()` returns."""
+    """The part of Django's cursor that is used here."""
 
     @property
     def db(self) -> Any: ...
 
 
-# SQLAlchemy costs 0.2 s to import: only an application that uses it pays, and has paid already.
+# SQLAlchemy costs 0.2 s to import. So it is imported only in an application that has imported it already.
 if TYPE_CHECKING:
     from relay.outbox import alchemy
 
     Sync = psycopg.Connection[Any] | alchemy.Sync | DjangoConnection | DjangoCursor
     Async = psycopg.AsyncConnection[Any] | alchemy.Async
 
-# Rows from which `add_many` copies: at 100 rows COPY takes 12 us a row and one INSERT 22, at 5 they are even.
+# From this many rows, `add_many` uses COPY. At 100 rows COPY takes 12 us a row and one INSERT 22; at 5 they are equal.
 ROWS_TO_COPY = 50
 HINTS = {
     "relay.outbox.event.Event": ": the connection comes first, as in add(connection, event)",
-    "psycopg.": ": of a cursor pass cursor.connection, of a pool pool.connection()",
-    "psycopg_pool.": ": pass what pool.connection() gives",
-    "sqlalchemy.": ": pass what engine.begin() or a sessionmaker gives",
-    "asyncpg.": ": asyncpg is taken beneath SQLAlchemy only",
+    "psycopg.": ": for a cursor pass cursor.connection, for a pool pool.connection()",
+    "psycopg_pool.": ": pass the connection of pool.connection()",
+    "sqlalchemy.": ": pass the connection of engine.begin() or the session of a sessionmaker",
+    "asyncpg.": ": asyncpg works only through SQLAlchemy",
 }
-CALLS = 2  # from the application to where the write begins: `add` or `add_many`, and `_write`
+CALLS = 2  # frames from the application to the start of the write: `add` or `add_many`, and `_write`
 
 
 @overload
@@ -70,21 +70,22 @@ def add(
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     autocommit: bool = False,
 ) -> Coroutine[Any, Any, None] | None:
-    """Write the events in the transaction of `target`; await it where `target` is asynchronous.
+    """Write the events in the transaction of `target`. With an asynchronous `target`, the application must await it.
 
     `target`: a connection of psycopg, a connection or session of SQLAlchemy, or a connection or cursor of Django (with
-    psycopg 3). It is neither opened, nor committed, nor rolled back: the events exist if and when the caller's
+    psycopg 3). This function neither opens, commits nor rolls back: the events exist if and when the caller's
     transaction commits.
 
-    `autocommit`: the target may be in autocommit mode and outside of a transaction. Then the events are committed at
-    once, whatever becomes of the change that they tell of.
+    `autocommit`: the target may be in autocommit mode and outside a transaction. Then the events are committed at once,
+    even if the change that they report fails.
 
-    The current OpenTelemetry span goes along as the events' trace context.
+    The events carry the current OpenTelemetry span as their trace context.
 
     Raises:
-        EventError: an event cannot be carried; nothing was sent to the database, the transaction goes on.
-        NoTransactionError: the target is in autocommit mode, outside of a transaction; nothing was sent.
-        NotAwaitedError: nobody awaited it, and nothing was written. No `except` sees it: Python prints it to stderr.
+        EventError: the outbox would refuse an event; nothing was sent to the database, the transaction goes on.
+        NoTransactionError: the target is in autocommit mode, outside a transaction; nothing was sent.
+        NotAwaitedError: the application did not await it, and nothing was written. No `except` sees it: Python prints
+            it to stderr.
     """
     rows = _rows(events, max_payload_bytes)
     return _write(target, rows, schema, by_copy=False, autocommit=autocommit)
@@ -116,11 +117,11 @@ def add_many(
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     autocommit: bool = False,
 ) -> Coroutine[Any, Any, None] | None:
-    """Write any number of events as `add` does; where they are many and psycopg 3 can, by COPY.
+    """Write any number of events as `add` does, and many of them by COPY.
 
-    All rows are in memory before the first is sent, so that a bad event leaves the transaction usable. Give millions in
-    several calls, in one transaction. With another driver beneath SQLAlchemy, and in psycopg's pipeline mode, the rows
-    are written by INSERT. The errors of COPY are psycopg's own, also beneath SQLAlchemy.
+    All rows are in memory before the first is sent, so that a bad event leaves the transaction usable. For millions of
+    events, use several calls in one transaction. With another driver than psycopg 3 under SQLAlchemy, and in psycopg's
+    pipeline mode, the rows are written by INSERT. COPY raises psycopg's errors, also under SQLAlchemy.
     """
     if isinstance(events, Event):
         raise TypeError("add_many takes many events, as in add_many(connection, events); one is written by add")
@@ -142,7 +143,7 @@ def _write(
     if isinstance(driver, psycopg.Connection):
         insert.write(driver, rows, schema, by_copy=by_copy, autocommit=autocommit)
         return None
-    if sys.modules.get("sqlalchemy"):  # else it is not imported, and nothing of it can be the target
+    if sys.modules.get("sqlalchemy"):  # if it is not imported, the target cannot be an object of it
         from relay.outbox import alchemy  # noqa: PLC0415
 
         if isinstance(target, alchemy.ASYNC):
@@ -156,9 +157,9 @@ def _write(
 
 
 def _beneath_django(target: object) -> object:
-    """Return the driver's connection of a connection or cursor of Django; everything else as it is."""
+    """Return the driver's connection of a connection or cursor of Django; any other target as it is."""
     connection: Any = getattr(target, "db", target)
     if not hasattr(connection, "ensure_connection"):
         return target
-    connection.ensure_connection()  # Django opens it at the first statement, which this may be
+    connection.ensure_connection()  # Django opens it at the first statement, which may be this one
     return connection.connection

@@ -6,8 +6,8 @@ from relay.publisher import DurablePublisher
 async with DurablePublisher("postgresql://...", broker="amqp://...", name="sensors") as publisher:
     await publisher.publish(Event("sensor", "42", "Measured", {"celsius": 21.5}))
 
-publish ──> broker, with a confirm                                     while it takes what it is given
-       └──> buffer: the outbox table, or a file ──> relay, or we ──> broker      else, until nothing is left there
+publish ──> broker, with a confirm                                     while the broker takes events
+       └──> buffer: the outbox table, or a file ──> relay, or this process ──> broker    else, until the buffer is empty
 """
 
 from relay.errors import importing

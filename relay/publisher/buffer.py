@@ -1,4 +1,4 @@
-"""What the publisher needs of a buffer."""
+"""The interface of a buffer, as the publisher uses it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -9,54 +9,54 @@ from relay.publisher.entry import Entry
 
 
 class Left(NamedTuple):
-    """The rows of a publisher that are in its buffer."""
+    """The counts of a publisher's rows in its buffer."""
 
-    waiting: int  # for their turn
-    stuck: int  # refused, or behind one that was
+    waiting: int  # rows that wait for their turn
+    stuck: int  # rows that were refused, or that wait behind a refused one
 
 
 class Buffer(Protocol):
-    """Where events wait that the broker does not take: what was written there outlives this process.
+    """Where events wait while the broker does not take them. Written events outlive this process.
 
     Rows of one key are sent in the order in which they were written.
     """
 
     @property
     def reasons(self) -> Sequence[str]:
-        """Return why it cannot be written, or what in it cannot be sent; nothing when all is well."""
+        """Return why the buffer cannot be written, and which rows cannot be sent; empty when all is well."""
 
     @property
     def written_as(self) -> bytes:
-        """Return the role that its rows would be written as, so that a message sent directly names it, too."""
+        """Return the role that writes the buffer's rows, so that a message sent directly names it, too."""
 
     @property
     def publisher(self) -> Publisher | None:
-        """Sends its rows, if that is ours to do and by the same link."""
+        """Return the sender of its rows; None unless this process sends them, and by the same link."""
 
     def lets_go(self, row: Row) -> bool:
-        """Whether nothing is kept of a row that no queue is bound for, by the `unroutable` of its route."""
+        """Whether an unroutable row counts as sent, by the `unroutable` of its route, and nothing of it is kept."""
 
     async def open(self) -> None:
-        """Make it ready; raises OutboxError when it cannot be a buffer."""
+        """Open the buffer; raises OutboxError when it cannot be used."""
 
     async def close(self) -> None: ...
 
     async def write(self, entries: Sequence[Entry]) -> None:
-        """Commit these, in this order.
+        """Commit these entries, in this order.
 
         Raises:
-            NotAcceptedError: it could not; or it did, and could not say so.
+            NotAcceptedError: the commit failed, or its answer was lost.
         """
 
     async def left(self) -> Left:
-        """Count what is there of this publisher.
+        """Count the rows of this publisher.
 
         Raises:
-            OutboxError: it does not answer.
+            OutboxError: the buffer does not answer.
         """
 
     async def run(self) -> None:
-        """Drain it, if that is ours to do; return when told to stop and what is in flight is settled."""
+        """Drain the buffer, if this process does that, until `stop` is called and the rows in flight are settled."""
 
     def stop(self) -> None:
-        """Drain no more."""
+        """Stop draining."""

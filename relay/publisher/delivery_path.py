@@ -2,9 +2,9 @@
 
 Order per key rests on three rules:
 - while an event is on the direct way, the later ones of its key wait for its outcome;
-- what is not confirmed goes into the buffer, and from then on everything does, in the order of publishing;
-- the direct way is taken again only when nothing of this publisher is left in the buffer. Its last row was confirmed
-  before it was marked as sent, and is marked before the next event goes out.
+- an event that is not confirmed goes into the buffer, and from then on every event does, in the order of publishing;
+- the direct way is taken again only when the buffer has no row of this publisher. Its last row was confirmed before it
+  was marked as sent, and it is marked before the next event goes out.
 """
 
 import asyncio
@@ -25,41 +25,45 @@ from relay.runtime.stopping import GOODBYES
 log = get_logger(__name__)
 
 ENTRIES_PER_WRITE = 500
-LOOK_INTERVAL = 0.1  # seconds between two looks at the buffer, or
-LOOK_SHARE = 20  # times as long as the last one took: the table is read for it
+# The shortest pause between two looks at the buffer: LOOK_INTERVAL seconds, or LOOK_SHARE times the duration of the
+# last look if that is longer. Each look reads the table.
+LOOK_INTERVAL = 0.1
+LOOK_SHARE = 20
 HOLD, HOLD_LOOK = 0.5, 0.02  # seconds
-SLOWEST, LONGEST_PAUSE = 64, 1.0  # times as long as a write took, and seconds: that write may have waited for a server
+# The longest pause after a write: SLOWEST times the duration of the write, but not over LONGEST_PAUSE seconds. The
+# write may have waited for a server.
+SLOWEST, LONGEST_PAUSE = 64, 1.0
 EMPTY = Left(0, 0)
 CLOSED, STOPPED = "the publisher is closed", "the publisher has stopped"
 
 
 class DeliveryPath:
-    """Takes events, and accepts each.
+    """Takes events, sends each on one of the two ways, and reports when it is accepted.
 
     Attributes:
-        direct: serves a link.
+        direct: the direct way, which a link connects to the broker.
         idle: set while every event that was entered is accepted or refused.
-        confirmed, buffered: how many were accepted each way.
+        confirmed, buffered: how many events were accepted each way.
     """
 
     def __init__(self, buffer: Buffer, health: Health, confirm_timeout: float) -> None:
         self._buffer = buffer
         self._health = health
         self.direct = Direct(self._settle, health, confirm_timeout, beside=buffer.publisher)
-        self.mode = Mode.BUFFERED  # what an earlier process left in the buffer goes first
-        self._busy: dict[Key, deque[Entry]] = {}  # a key on the direct way -> what waits behind it
+        self.mode = Mode.BUFFERED  # events that an earlier process left in the buffer go first
+        self._busy: dict[Key, deque[Entry]] = {}  # a key on the direct way -> the events that wait behind it
         self._held: list[Entry] = []
-        self._unwritten: deque[Entry] = deque()  # for the buffer
+        self._unwritten: deque[Entry] = deque()  # events that go into the buffer
         self._writing: Sequence[Entry] = ()
         self._write = asyncio.Event()
-        self._slowness = 0  # so many times as long as a write took, nothing is written after it
+        self._slowness = 0  # the pause after a write, as a multiple of the write's duration
         self._closed: str | None = None
         self.waiting = self.confirmed = self.buffered = 0
         self.idle = asyncio.Event()
         self.idle.set()
 
     def enter(self, entry: Entry) -> None:
-        """Take an event; those of one key are delivered in the order of these calls."""
+        """Take an event; events of one key are delivered in the order of these calls."""
         if self._closed is not None:
             raise NotAcceptedError(self._closed)
         self.waiting += 1
@@ -67,12 +71,12 @@ class DeliveryPath:
         self._send(entry)
 
     async def begin(self) -> None:
-        """Take the direct way if nothing is in the buffer."""
+        """Take the direct way if the buffer is empty."""
         if self.direct.is_open and await self._buffer.left() == EMPTY:
             self._take(Mode.DIRECT)
 
     async def write(self) -> None:
-        """Write into the buffer what is for it, until cancelled; several at once share a commit."""
+        """Write the events that go into the buffer, until cancelled; several at once share a commit."""
         clock = asyncio.get_running_loop().time
         while True:
             await self._write.wait()
@@ -84,7 +88,7 @@ class DeliveryPath:
                 try:
                     await self._buffer.write(self._writing)
                 except NotAcceptedError as error:
-                    # The others have waited for the same.
+                    # The other events have waited as long for the same buffer.
                     refused = (*self._writing, *self._unwritten)
                     self._unwritten.clear()
                     for entry in refused:
@@ -100,8 +104,8 @@ class DeliveryPath:
     async def watch(self) -> None:
         """Go back to the direct way when it is open and the buffer is empty, until cancelled.
 
-        While events come in, the buffer may never be seen empty. Once it could be so within a moment, they are held
-        back for that long. When more come in than go out, there is no such moment, and they are let in more slowly.
+        While new events come in, the buffer may never look empty. So when it can be empty within `HOLD` seconds, new
+        events are held back for that time. When more events come in than go out, they are let in more slowly.
         """
         clock = asyncio.get_running_loop().time
         last, last_at, last_buffered = EMPTY, 0.0, 0
@@ -117,7 +121,7 @@ class DeliveryPath:
             pause = max(pause, LOOK_SHARE * (clock() - at))
             if left is None:
                 continue
-            gone = last.waiting + buffered - last_buffered - left.waiting  # sent, since the last look
+            gone = last.waiting + buffered - last_buffered - left.waiting  # rows that were sent since the last look
             if left.waiting > last.waiting and gone > 0:
                 self._slowness = min(2 * self._slowness or 1, SLOWEST)
             if not left.stuck and left.waiting * (at - last_at) <= gone * HOLD:
@@ -125,7 +129,7 @@ class DeliveryPath:
             last, last_at, last_buffered = left, at, buffered
 
     async def close(self, within: float) -> None:
-        """Take no more. What is on the direct way may be confirmed for so many seconds, then it goes to the buffer."""
+        """Take no more events. Those on the direct way may be confirmed for `within` seconds, then go to the buffer."""
         self._closed = CLOSED
         if self.mode is Mode.HOLDING:
             self._take(Mode.BUFFERED)
@@ -133,10 +137,10 @@ class DeliveryPath:
         if not self.idle.is_set():
             self._take(Mode.BUFFERED)
             self.direct.give_up()
-            await wait_for_event(self.idle, GOODBYES)  # what the buffer does not take by then is refused by `end`
+            await wait_for_event(self.idle, GOODBYES)  # `end` refuses events that the buffer has not taken by then
 
     def end(self) -> None:
-        """Refuse what is still waiting: nobody carries it any more."""
+        """Refuse the events that still wait: after this, none of them is sent or written."""
         self._closed = STOPPED
         behind = [entry for waiting in self._busy.values() for entry in waiting]
         self._busy.clear()
@@ -151,7 +155,7 @@ class DeliveryPath:
             self._choose(entry, deque())
 
     def _choose(self, entry: Entry, behind: deque[Entry]) -> Mode:
-        """Let an event go, and return the way that it took; in mode DIRECT those behind it have to wait."""
+        """Send an event on the current way, and return that way. In mode DIRECT, the events behind it must wait."""
         if self.mode is Mode.DIRECT and not self.direct.is_open:
             self._leave_direct("; ".join(self._health.reasons) or "not connected")
         mode = self.mode
@@ -167,14 +171,14 @@ class DeliveryPath:
         return mode
 
     def _settle(self, entry: Entry, outcome: Outcome, reason: str) -> None:
-        """Act on what became of an event on the direct way, and let the next of its key go."""
+        """Act on the outcome of an event on the direct way, and let the next event of its key go."""
         key = entry.row.key
         behind = deque[Entry]() if key is None else self._busy.pop(key)
         is_let_go = outcome is Outcome.RETURNED and self._buffer.lets_go(entry.row)
         if outcome is Outcome.CONFIRMED or is_let_go:
             self.confirmed += 1
             self._accept(entry)
-        elif outcome is Outcome.UNSENDABLE:  # from the buffer it could not be sent either
+        elif outcome is Outcome.UNSENDABLE:  # it could not be sent from the buffer either
             self._refuse(entry, reason)
         else:
             self._leave_direct(f"{outcome}: {reason}")
@@ -188,7 +192,7 @@ class DeliveryPath:
             self._take(Mode.BUFFERED)
 
     def _take(self, mode: Mode) -> None:
-        """Go that way from now on, and first with what was held back."""
+        """Take that way from now on, first for the events that were held back."""
         if mode is Mode.DIRECT:
             log.info("publisher.direct", buffered=self.buffered)
         self.mode = mode
@@ -197,7 +201,7 @@ class DeliveryPath:
             self._send(entry)
 
     async def _hold_back(self) -> None:
-        """Let nothing in until the buffer is empty, but not for long."""
+        """Hold new events back until the buffer is empty, for at most `HOLD` seconds."""
         clock = asyncio.get_running_loop().time
         until = clock() + HOLD
         self.mode = Mode.HOLDING
@@ -207,11 +211,11 @@ class DeliveryPath:
                 await asyncio.sleep(HOLD_LOOK)
             else:
                 is_empty = True
-        if self.mode is Mode.HOLDING:  # nothing on the direct way has failed meanwhile
+        if self.mode is Mode.HOLDING:  # the mode changes when an event on the direct way fails meanwhile
             self._take(Mode.DIRECT if is_empty and self.direct.is_open else Mode.BUFFERED)
 
     async def _left(self) -> Left | None:
-        """Count what is in the buffer; None when that is not known."""
+        """Return the counts of the buffer; None if they cannot be read."""
         try:
             return await self._buffer.left()
         except OutboxError:

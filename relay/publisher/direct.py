@@ -1,4 +1,4 @@
-"""The direct way: an event is sent at once, and is accepted by the broker's confirm."""
+"""The direct way: an event is sent at once, and the broker's confirm accepts it."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,12 +21,12 @@ Settle = Callable[[Entry, Outcome, str], None]
 
 
 class Direct:
-    """Sends each entry once; what became of it comes by `done`, at the latest after `confirm_timeout` seconds.
+    """Sends each entry once, and calls `done` with its outcome, at the latest after `confirm_timeout` seconds.
 
-    It is what a link attaches its wire to, in place of the engine's publisher.
+    A link attaches its wire to this object, in place of the engine's publisher.
 
     Args:
-        beside: sends what it has, too, by the same wire: the drain of a buffer.
+        beside: another sender on the same wire, which drains a buffer.
     """
 
     def __init__(self, done: Settle, health: Health, confirm_timeout: float, *, beside: Publisher | None) -> None:
@@ -35,14 +35,14 @@ class Direct:
         self._confirm_timeout = confirm_timeout
         self._beside = beside
         self._wire: Wire | None = None
-        self._under_way: dict[int, Entry] = {}  # by the row's id, in sending order
-        self._given_up: set[int] = set()  # of these the wire is still to say what became of them
+        self._under_way: dict[int, Entry] = {}  # in flight, by the row's id, in sending order
+        self._given_up: set[int] = set()  # ids that were given up, and whose outcome the wire will still report
         self._loop = asyncio.get_running_loop()
         self.confirm_times = beside.confirm_times if beside is not None else Histogram(CONFIRM_BOUNDS)
 
     @property
     def is_open(self) -> bool:
-        """Return whether the broker is known to take what it is given."""
+        """Whether the broker is known to take events."""
         return self._wire is not None and self._health.state is HealthState.OK
 
     @property
@@ -78,16 +78,16 @@ class Direct:
             self._beside.settle(settled._replace(rows=others))
 
     async def run(self) -> None:
-        """Give up what is not confirmed in time, until cancelled.
+        """Give up the entries that are not confirmed in time, until cancelled.
 
-        The link's own time-out stands still while the broker blocks us, and the publisher must not.
+        The link's time-out stands still while the broker blocks publishing; this one goes on.
         """
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
             self.give_up(self._loop.time() - self._confirm_timeout)
 
     def give_up(self, sent_until: float = inf) -> None:
-        """Wait no more for what was sent until then: it may have arrived."""
+        """Give up the entries that were sent until then; the broker may have them."""
         late = takewhile(lambda entry: entry.sent_at <= sent_until, self._under_way.values())
         for entry in list(late):
             del self._under_way[entry.row.id]
@@ -95,7 +95,7 @@ class Direct:
             self._done(entry, Outcome.UNKNOWN, f"no confirm within {self._confirm_timeout:g} s")
 
     def abandon(self) -> list[Entry]:
-        """Return what is under way, of which nothing will be heard any more."""
+        """Return the entries in flight, and forget them: their outcomes will not come."""
         entries = list(self._under_way.values())
         self._under_way.clear()
         return entries

@@ -1,4 +1,4 @@
-"""A relay in the publisher's process, for where no `relay run` is deployed."""
+"""A relay in the publisher's process, for deployments without `relay run`."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ RESTART_INITIAL, RESTART_MAX = 0.5, 10.0  # seconds
 
 
 class EmbeddedRelay:
-    """A node that is started again when it gives up: the application goes on, and so does the direct way."""
+    """Runs a node, and starts it again when it fails; meanwhile the application and the direct way go on."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

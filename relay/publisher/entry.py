@@ -1,4 +1,4 @@
-"""An event on its way: as it is written into a buffer, and as it goes to the broker."""
+"""An event on its way: the row for the buffer, and the row for the broker."""
 
 import asyncio
 import time
@@ -16,8 +16,8 @@ from relay.outbox.row import Row, row_of
 from relay.outbox.trace import current_trace_context
 from relay.publisher.lane import lane_of
 
-# The ids of the table are above zero. These stand in its place in `x-outbox-id`: no row of the table has them, and no
-# two messages in flight have the same.
+# The ids of the table are above zero. `x-outbox-id` has one of these in place of a row's id. No row of the table has
+# such an id, and no two messages in flight have the same.
 IDS = count(-1, -1)
 
 
@@ -35,16 +35,16 @@ class Entry:
 
     @classmethod
     def of(cls, event: Event, max_payload_bytes: int, written_as: bytes = b"") -> Self:
-        """Check the event and take the time; raises EventError.
+        """Return the entry of a checked event, with the current time; raises EventError.
 
         Args:
-            written_as: the role that would write its row; empty where no table is the buffer.
+            written_as: the role that would write its row; empty if the buffer is no table.
         """
         written = row_of(event, current_trace_context(), max_payload_bytes)
         return cls(written, engine_row(written, now(), written_as), asyncio.get_running_loop().create_future())
 
     def accept(self) -> None:
-        if not self.accepted.done():  # by the caller, who was cancelled
+        if not self.accepted.done():  # it is done already when the caller was cancelled
             self.accepted.set_result(None)
 
     def refuse(self, reason: str) -> None:
@@ -53,12 +53,12 @@ class Entry:
 
 
 def now() -> int:
-    """Return the time as the table has it: microseconds since 2000-01-01 UTC."""
+    """Return the current time as the table has it: microseconds since 2000-01-01 UTC."""
     return time.time_ns() // 1000 - POSTGRES_EPOCH * 1_000_000
 
 
 def engine_row(written: Row, accepted_at: int, written_as: bytes = b"") -> engine.Row:
-    """Return the row as the relay would read it from the table; `accepted_at` is a time as `now` gives it."""
+    """Return the row as the relay would read it from the table; `accepted_at` is a time in the form of `now`."""
     id_ = next(IDS)
     aggregate_type = written.aggregate_type.encode()
     aggregate_id = _bytes(written.aggregate_id)

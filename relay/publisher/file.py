@@ -1,6 +1,6 @@
-"""A file as the buffer, where there is no PostgreSQL: SQLite, each commit on the disk before it is told.
+"""A file as the buffer, for hosts without PostgreSQL: SQLite, with each commit on the disk before it is reported.
 
-All of SQLite happens in one separate thread, call after call.
+All calls of SQLite run in one separate thread, one after the other.
 """
 
 import asyncio
@@ -27,16 +27,17 @@ log = get_logger(__name__)
 
 APPLICATION_ID = 0x6F626678  # "obfx"
 VERSION = 1
-PRIVATE = 0o600  # the events are their publisher's
+PRIVATE = 0o600  # only the publisher's user may read the events
 BESIDE = ("-wal", "-shm", "-journal")  # files that SQLite makes
 BEHIND = 2**62  # `due` of a row that waits behind another one of its key
 
-# Bytes of its volume that events never take: to delete a row takes room, too. SQLite's log has 4 MB before it goes into
-# the file. And 500 deleted rows add 3 MB to it at most (measured: keys and order by chance, 1 B to 20 kB a row). To
-# change a row writes all of it, into the log and then into the file: as much as the largest row is kept twice.
+# Bytes of the volume that events never take, because deleting a row needs room, too. SQLite's log grows to 4 MB before
+# it goes into the file. 500 deleted rows add at most 3 MB to it (measured: random keys and order, 1 B to 20 kB a row).
+# To change a row, SQLite writes all of it into the log and then into the file. So the room of the largest row is kept
+# twice.
 RESERVE = 8 * 1024 * 1024
 FORGOTTEN_AT_ONCE = 500  # rows
-CHANGED_AT_ONCE, CHANGED_BYTES = 200, 1024 * 1024  # rows of a key, and what they carry
+CHANGED_AT_ONCE, CHANGED_BYTES = 200, 1024 * 1024  # rows of a key, and the bytes that they carry
 
 TABLE = f"""
     BEGIN;
@@ -55,7 +56,7 @@ TABLE = f"""
     COMMIT;
 """
 
-# Behind a row of its key that was refused it waits for that one.
+# A row waits behind a refused row of its key.
 WRITE = f"""
     INSERT INTO message ({", ".join(Row._fields)}, accepted_at, due)
     VALUES ({", ".join(f":{name}" for name in Row._fields)}, :accepted_at, CASE WHEN EXISTS (
@@ -65,7 +66,7 @@ WRITE = f"""
 
 SIZE = " + ".join(f"coalesce(length(CAST({name} AS BLOB)), 0)" for name in ("payload", "payload_bytes", "headers"))
 COLUMNS = f"position, attempts, accepted_at, {', '.join(Row._fields)}"
-# No clock goes on from one process to the next: what was refused is tried at once.
+# The monotonic clock does not continue from one process to the next, so refused rows are tried at once.
 RESUME = f"UPDATE message SET due = 1 WHERE due BETWEEN 2 AND {BEHIND - 1}"
 
 READ = f"SELECT {COLUMNS} FROM message WHERE due = 0 AND position > ? ORDER BY position"
@@ -74,7 +75,7 @@ READ_HELD = f"SELECT {COLUMNS}, reason FROM message WHERE due BETWEEN 1 AND {BEH
 
 FORGET = "DELETE FROM message WHERE position = ?"
 
-# The row waits, and with it all of its key, wherever they are bound for. A key may be as large as the volume: its
+# A refused row waits, and so do all rows of its key, wherever they are sent. A key may be as large as the volume: its
 # rows follow their head in pieces (`_move`), each within RESERVE.
 HOLD = "UPDATE message SET due = :due, attempts = :attempts, reason = :reason WHERE position = :position"
 MOVE = "UPDATE message SET due = ? WHERE position = ?"
@@ -82,7 +83,7 @@ OF_KEY = f"""
     SELECT position, {SIZE} FROM message
     WHERE aggregate_type = ? AND aggregate_id = ? AND due = ? ORDER BY position
 """
-# What a process that was killed between two pieces has left: keys with a head, and keys without one that still wait.
+# A process that was killed between two pieces may leave keys with a head, and keys without one whose rows still wait.
 HEADS = (
     f"SELECT aggregate_type, aggregate_id FROM message WHERE due BETWEEN 1 AND {BEHIND - 1} AND aggregate_id NOTNULL"
 )
@@ -102,7 +103,7 @@ OPEN: set[sqlite3.Connection] = set()
 
 
 def _never_close() -> None:
-    """Keep a fork from closing the parent's files at its end: SQLite would delete the log that the parent writes to."""
+    """Keep a fork from closing the parent's files at its exit: SQLite would delete the log that the parent writes."""
     for database in OPEN:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
 
@@ -117,26 +118,26 @@ class Stored(NamedTuple):
     """A row of the file."""
 
     position: int
-    attempts: int  # that the broker refused
+    attempts: int  # attempts that the broker refused
     row: engine.Row
     reason: str = ""
 
 
 class File:
-    """The file, held by this process alone from `open` to `close`."""
+    """The file. From `open` to `close`, only this process can use it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="buffer")
         self._database: sqlite3.Connection | None = None
-        self._largest = 0  # bytes of a row
+        self._largest = 0  # bytes of the largest row
 
     async def open(self) -> None:
-        """Open it; a new one is made.
+        """Open the file, or make it if it is new.
 
         Raises:
-            BusyError: another process has it.
-            BufferFileError: it cannot be opened, is damaged or is something else.
+            BusyError: another process has it open.
+            BufferFileError: it cannot be opened, is damaged, or is no buffer.
         """
         try:
             self._database = await self._do(lambda: _opened(self.path))
@@ -153,7 +154,7 @@ class File:
         self._thread.shutdown(wait=False)
 
     async def write(self, entries: Sequence[Entry]) -> None:
-        """Commit these, in this order.
+        """Commit these entries, in this order.
 
         Raises:
             NotAcceptedError: they would take the room that sending needs.
@@ -174,7 +175,7 @@ class File:
         await self._change((WRITE, values))
 
     async def read(self, after: int, most: int, most_bytes: int) -> list[Stored]:
-        """Return the rows that may go, from behind a position, so many or a few more bytes at most."""
+        """Return the rows after a position that may go: at most `most`, and until `most_bytes` is reached."""
         return await self._do(lambda: self._rows(READ, (after,), most, most_bytes))
 
     async def read_due(self, most: int, most_bytes: int) -> list[Stored]:
@@ -186,7 +187,7 @@ class File:
         return await self._do(lambda: self._rows(READ_HELD, (), BEHIND, BEHIND))
 
     async def hold(self, stored: Stored, seconds: float, reason: str) -> None:
-        """Keep a refused row for so long, and whatever of its key is behind it."""
+        """Let a refused row wait for `seconds`, and the rows of its key behind it."""
         values = {
             "position": stored.position,
             "due": _milliseconds() + round(seconds * 1000),
@@ -198,7 +199,7 @@ class File:
             await self._do(lambda: _move(self._connected(), key, 0, BEHIND))
 
     async def forget(self, sent: Sequence[Stored]) -> None:
-        """These are confirmed: delete them, and let go what waited behind those that were refused before."""
+        """Delete confirmed rows, and let the rows go that waited behind one that was refused before."""
         for first in range(0, len(sent), FORGOTTEN_AT_ONCE):
             await self._change((FORGET, [(each.position,) for each in sent[first : first + FORGOTTEN_AT_ONCE]]))
         for key in filter(None, (_key(each) for each in sent if each.attempts)):
@@ -212,11 +213,11 @@ class File:
         volume = os.statvfs(self.path.parent)
         free = volume.f_bavail * volume.f_frsize
         kept = RESERVE + 2 * largest
-        needed = kept + 2 * size  # in the log, and then in the file
+        needed = kept + 2 * size  # written to the log, and then to the file
         if free < needed:
             raise NotAcceptedError(
                 f"{self.path} could not be written: its volume has {free:,} bytes free and {needed:,} are needed."
-                f" Of these {kept:,} are kept to send what is in it. Make room, or let the broker take it"
+                f" Of these {kept:,} are reserved to send its events. Free room on the volume, or repair the broker"
             )
 
     async def _change(self, *changes: tuple[str, Sequence[object]]) -> None:
@@ -254,7 +255,7 @@ def _key(stored: Stored) -> Key | None:
 
 
 def _move(database: sqlite3.Connection, key: Key, here: int, there: int) -> None:
-    """Make the rows of a key that are due `here` due `there`, in order, in pieces for which the reserve has room."""
+    """Change the `due` of a key's rows from `here` to `there`, in order, in pieces for which the reserve has room."""
     while True:
         piece, size = [], 0
         for position, bytes_of_row in database.execute(OF_KEY, (*key, here)):
@@ -282,19 +283,19 @@ def _opened(path: Path) -> sqlite3.Connection:
             database.close()
             raise
     except sqlite3.Error as error:
-        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # without what extended codes add
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # the mask removes the bits of extended codes
             raise BusyError(f"{path} is the buffer of another process: give each publisher its own file") from None
         raise BufferFileError(f"{path} cannot be a buffer: {error}") from error
     return database
 
 
 def _keep_private(path: Path) -> None:
-    """Make a new file that its owner alone can read, whatever the umask is; log what others can read already.
+    """Make a new file that only its owner can read, whatever the umask is; log existing files that others can read.
 
     SQLite makes the files next to it with the mode of the file itself.
     """
     try:
-        # Only a new one: to close a file drops the locks that SQLite has on it in this process.
+        # Only a new file is opened here: closing a file would drop the locks that SQLite has on it in this process.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
     except FileExistsError:
         for each in (path, *(path.with_name(path.name + suffix) for suffix in BESIDE)):
@@ -317,10 +318,11 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
         raise BufferFileError(f"{path} is of version {version}, and this release knows {VERSION}: run a newer one")
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")
-    database.execute("PRAGMA secure_delete = FAST")  # ON, Debian's default, writes all of a deleted row again: RESERVE
+    # With ON, Debian's default, SQLite writes all of a deleted row again, for which RESERVE has no room.
+    database.execute("PRAGMA secure_delete = FAST")
     if is_new:
         database.executescript(TABLE)
-    database.execute("BEGIN IMMEDIATE").connection.commit()  # now we hold it
+    database.execute("BEGIN IMMEDIATE").connection.commit()  # from here on, this process holds the lock
     damage = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":
         raise BufferFileError(

@@ -4,8 +4,8 @@ file ──rows──> publisher ──frames──> broker
   ^               │ <──confirms────────┘
   └──forget, hold─┘ settled rows
 
-The publisher is the relay's own. A row that the broker refuses, for itself or for its address, is tried again, alone,
-for as long as it takes. Each wait is longer. What came behind it of its key waits in the file.
+The publisher is the engine's. If the broker refuses a row because of its content or its address, the row is tried
+again, alone, without a limit. Each wait is longer than the one before. The later rows of its key wait in the file.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from relay.runtime.backoff import backoff, wait_for_event
 log = get_logger(__name__)
 
 ROWS_PER_READ = 500
-TRIED_AT_ONCE = 50  # refused rows: they must not fill the window
-LOOK_INTERVAL = 0.5  # seconds: refused rows whose time has come are found within it
+TRIED_AT_ONCE = 50  # refused rows that are tried together: they must not fill the window
+LOOK_INTERVAL = 0.5  # seconds within which refused rows that are due are found
 RETRY_INITIAL, RETRY_MAX = 0.1, 10.0  # seconds, when the file fails
 REASONS_TOLD = 10
 
 
 class FileBuffer:
-    """A file, and what sends its rows.
+    """A file as the buffer, and the drain of its rows.
 
     Attributes:
         publisher: has the rows that were read; a link attaches its wire to it.
-        written_as: see `Buffer`; no role writes a file.
+        written_as: see `Buffer`; empty, as a file has no roles.
     """
 
     written_as = b""
@@ -51,11 +51,11 @@ class FileBuffer:
         self._router = Router.of(settings)
         policy = DeliveryPolicy.of(Ordering.KEY, KeyPolicy.HOLD)
         self.publisher = Publisher(policy, self._settings.max_in_flight, unroutable=self._unroutable)
-        self._read: dict[int, Stored] = {}  # under way, by the row's id
-        self._after = 0  # up to this position was read what may go
-        self._confirmed: list[Stored] = []  # and not yet deleted
+        self._read: dict[int, Stored] = {}  # rows in flight, by the row's id
+        self._after = 0  # the rows that may go were read up to this position
+        self._confirmed: list[Stored] = []  # confirmed, but not yet deleted
         self._faults: list[Fault] = []  # not yet noted in the file
-        self._refused: dict[int, str] = {}  # by position: which message, and why
+        self._refused: dict[int, str] = {}  # by position: which message was refused, and why
         self._failure: str | None = None
         self._stopping = False
 
@@ -70,7 +70,7 @@ class FileBuffer:
         return self._unroutable(row) is Unroutable.SENT
 
     def _unroutable(self, row: Row) -> Unroutable:
-        """Return what becomes of a row: a file has no place for one that is discarded."""
+        """Return what is done with an unroutable row. A discarded row counts as sent, as a file has no place for it."""
         kept = self._router.unroutable(row) is Unroutable.QUARANTINE
         return Unroutable.QUARANTINE if kept else Unroutable.SENT
 
@@ -100,7 +100,7 @@ class FileBuffer:
             try:
                 await self._settle()
                 await self._offer()
-            except sqlite3.Error as error:  # a full disk, for one: the rows are there still
+            except sqlite3.Error as error:  # for example a full disk; the rows stay in the file
                 self._failure = str(error)
                 failures += 1
                 log.warning("buffer.failed", path=str(self._file.path), reason=self._failure)
@@ -108,7 +108,7 @@ class FileBuffer:
             else:
                 failures, self._failure = 0, None
                 await wait_for_event(self.publisher.settled, LOOK_INTERVAL)
-        with suppress(TimeoutError, sqlite3.Error):  # what is not deleted goes out again
+        with suppress(TimeoutError, sqlite3.Error):  # rows that are not deleted are sent again
             async with asyncio.timeout(self._settings.drain_timeout):
                 while await self.publisher.wait_settled():
                     await self._settle()
@@ -126,7 +126,7 @@ class FileBuffer:
         for stored in self._confirmed:
             del self._read[stored.row.id]
             if self._refused.pop(stored.position, None) is not None:
-                self._after = min(self._after, stored.position)  # what waited behind it must be read
+                self._after = min(self._after, stored.position)  # the rows that waited behind it must be read
                 log.info("message.released", message_id=stored.row.message_id.decode(), attempts=stored.attempts)
         self._confirmed.clear()
         while self._faults:
@@ -134,7 +134,7 @@ class FileBuffer:
             del self._faults[0]
 
     async def _hold(self, fault: Fault) -> None:
-        """Keep a refused row in the file, and what was read behind it: that is read again when it has gone out."""
+        """Keep a refused row in the file, and drop the rows that were read behind it: they are read again later."""
         stored = self._read[fault.row.id]
         wait = backoff(stored.attempts + 1, self._settings.backoff_initial, self._settings.backoff_max)
         await self._file.hold(stored, wait, fault.reason)
@@ -145,7 +145,7 @@ class FileBuffer:
         self._refused[stored.position] = _told(stored, fault.reason)
 
     async def _offer(self) -> None:
-        """Read on while there is room."""
+        """Read more rows into the window if it has room."""
         under_way = {stored.position: stored for stored in self._read.values()}
         room = self._settings.max_window_rows - len(under_way)
         size = self._settings.max_window_bytes - sum(stored.row.size for stored in under_way.values())

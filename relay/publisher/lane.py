@@ -1,10 +1,10 @@
-"""The lane of an ordering key, as the table's generated column gives it."""
+"""The lane of an ordering key, as the table's generated column computes it."""
 
 from functools import lru_cache
 
 WORD = 0xFFFFFFFF
 KEYS_CACHED = 10_000
-# Of each step: which of the three words is subtracted and turned, by how many bits, and which is added then.
+# Each step: the word to change, the word that is subtracted and rotated, by how many bits, and the word that is added.
 STEPS = ((0, 2, 4, 1), (1, 0, 6, 2), (2, 1, 8, 0), (0, 2, 16, 1), (1, 0, 19, 2), (2, 1, 4, 0))
 LAST_STEPS = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 14), (2, 1, 24))
 
@@ -30,7 +30,8 @@ def _hash(data: bytes) -> int:
             words[of] = (words[of] - words[by] & WORD) ^ _turned(words[by], bits)
             words[by] = words[by] + words[to] & WORD
     rest = data[whole:]
-    _add(words, rest[:8] + b"\0" + rest[8:] if len(rest) > 8 else rest)  # the lowest byte was for the length
+    # lookup3 reserves the lowest byte of the third word for the length.
+    _add(words, rest[:8] + b"\0" + rest[8:] if len(rest) > 8 else rest)
     for of, by, bits in LAST_STEPS:
         words[of] = (words[of] ^ words[by]) - _turned(words[by], bits) & WORD
     return words[2]

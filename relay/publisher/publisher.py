@@ -1,4 +1,4 @@
-"""The durable publisher: what applications open, and what works while it is open."""
+"""The durable publisher that applications open, and the tasks that run while it is open."""
 
 import asyncio
 import re
@@ -33,21 +33,21 @@ START_WAIT, START_LOOK = 1.0, 0.02  # seconds for the broker, at the start
 
 
 class DurablePublisher:
-    """Publishes events outside of any transaction; `async with` opens and closes it.
+    """Publishes events outside any transaction; `async with` opens and closes it.
 
-    An event is accepted when the broker has confirmed it. While the broker takes nothing, it is accepted when it is
-    committed in the buffer. From there it goes out in order per key, with the same message_id and timestamp, also when
-    this process has ended meanwhile.
+    An event is accepted when the broker has confirmed it. While the broker takes no events, an event is accepted when
+    it is committed in the buffer. From there it is sent in order per key, with the same message_id and timestamp, even
+    if this process has ended meanwhile.
 
     Args:
-        buffer: the outbox's database, by its URL or as DatabaseSettings; or the path of a file where there is no
-            PostgreSQL. The file is this publisher's alone.
+        buffer: the outbox's database, as a URL or DatabaseSettings; or the path of a file, for hosts without
+            PostgreSQL. Only this publisher may use the file.
         broker: its URL, or BrokerSettings.
-        name: of this publisher, and the same one after a restart: what of this name is in the table goes first. Order
-            per key holds within one process; several of one name do no other harm than to wait for each other's rows.
-        routes, relay: as the relay has them, so that both ways lead to the same place in the same form. A file is
-            drained, and the table if `embedded`, by what `relay` says.
-        embedded: run a relay in this process: for where no `relay run` is deployed. Its name is `relay.node`.
+        name: the name of this publisher, the same after each restart: rows of this name in the table go first. Order
+            per key holds within one process. Several publishers of one name only wait for each other's rows.
+        routes, relay: the same as the relay's, so that both ways send to the same place in the same form. `relay` also
+            sets how a file is drained, and the table if `embedded`.
+        embedded: run a relay in this process, for deployments without `relay run`. Its name is `relay.node`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DurablePublisher:
         embedded: bool = False,
     ) -> None:
         if not name or "\0" in name:
-            raise ConfigurationError(f"a durable publisher needs a name that lasts, and {name!r} does not")
+            raise ConfigurationError(f"a durable publisher needs a name, not empty and without NUL; not {name!r}")
         self.name = name
         relay = relay or RelaySettings()
         self._settings = Settings(broker=settings_of(BrokerSettings, broker), routes=tuple(routes), relay=relay)
@@ -80,13 +80,13 @@ class DurablePublisher:
     def publish(self, event: Event) -> Coroutine[Any, Any, None]:
         """Return when the event is accepted: confirmed by the broker, or committed in the buffer.
 
-        Several calls at once go out together; those of one key in the order of the calls. Being cancelled leaves open
-        whether the event goes out.
+        Events of several calls at once are sent together, and events of one key in the order of the calls. After a
+        cancellation, the event may still be sent.
 
         Raises:
             EventError: the outbox would refuse the event; nothing was sent.
-            ForkedError: this process is a fork of the one that opened the publisher; nothing was sent. By the call, and
-                not by what it returns: the event loop may have been in a thread, which a fork does not have.
+            ForkedError: this process is a fork of the one that opened the publisher; nothing was sent. The call raises
+                it, not the coroutine: the event loop may run in a thread, which a fork does not have.
             NotAcceptedError: neither the broker nor the buffer took it within `database.command_timeout`, or the
                 publisher is closed. The same event may be published again.
         """
@@ -104,7 +104,7 @@ class DurablePublisher:
 
     @property
     def state(self) -> PublisherState:
-        """What it does at this moment, and what is in its way."""
+        """Return what the publisher does at this moment, and what hinders it."""
         if (refusal := self._opened.refusal) is not None:
             return PublisherState(Mode.BUFFERED, 0, 0, 0, (str(refusal),))
         if (path := self._path) is None or self._buffer is None:
@@ -113,7 +113,7 @@ class DurablePublisher:
         return PublisherState(path.mode, path.waiting, path.confirmed, path.buffered, reasons)
 
     def reload(self) -> None:
-        """Read the URLs again that come from files, for a handler of SIGHUP; the next connections use them.
+        """Read again the URLs that come from files, for a handler of SIGHUP; the next connections use them.
 
         The log names a file that cannot be read or used (`secret.not_renewed`). Open connections stay.
 
@@ -124,10 +124,10 @@ class DurablePublisher:
         read_again(self._settings.broker.url, *([self._settings.database.url] if self._file is None else []))
 
     def close(self) -> Coroutine[Any, Any, None]:
-        """Take no more events, and return when all that were taken are accepted.
+        """Take no more events, and return when all taken events are accepted.
 
-        What is under way may be confirmed within `relay.drain_timeout`; the rest is in the buffer then. What the buffer
-        does not take within `GOODBYES` is refused (`NotAcceptedError`) at the end of the block.
+        Events in flight may be confirmed within `relay.drain_timeout`; the rest goes into the buffer. Events that the
+        buffer does not take within `GOODBYES` are refused (`NotAcceptedError`) at the end of the block.
 
         Raises:
             ForkedError: as `publish` does.
@@ -141,11 +141,11 @@ class DurablePublisher:
             await self._path.close(self._settings.relay.drain_timeout)
 
     async def __aenter__(self) -> Self:
-        """Open it.
+        """Open the publisher. The broker need not be reachable.
 
         Raises:
             DatabaseUnavailableError, SchemaError, AccessError: the table cannot be used as the buffer.
-            BusyError, BufferFileError: the file cannot. The broker need not be there.
+            BusyError, BufferFileError: the file cannot be used as the buffer.
         """
         self._opened.note(asyncio.get_running_loop())
         self._running = self._run()
@@ -170,7 +170,7 @@ class DurablePublisher:
         relay = settings.relay.model_copy(update={"node": f"publisher {self.name}"})
         named = settings.model_copy(update={"relay": relay})
         link = BrokerLink(named, path.direct, self._health, barring=True, start_timeout=inf)
-        # A task, and no group around the caller's block: its errors are to come out as they are.
+        # A task, not a task group around the caller's block: the block's errors must reach the caller unchanged.
         working = asyncio.create_task(self._work(buffer, path, link, closed), name=f"publisher:{self.name}")
         try:
             await self._wait_for_broker(link)
@@ -189,7 +189,7 @@ class DurablePublisher:
             working.result()
 
     async def _wait_for_broker(self, link: BrokerLink) -> None:
-        """Wait for a moment: there is a connection soon, or a reason why not."""
+        """Wait for up to `START_WAIT` seconds until there is a connection, or a reason why there is not."""
         until = asyncio.get_running_loop().time() + START_WAIT
         while not link.up.is_set() and not self._health.reasons and asyncio.get_running_loop().time() < until:
             await wait_for_event(link.up, START_LOOK)

@@ -1,4 +1,4 @@
-"""What a publisher tells of itself."""
+"""What a publisher reports about itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ class Mode(StrEnum):
     """Where events go that are published now."""
 
     DIRECT = "direct"  # to the broker
-    BUFFERED = "buffered"  # to the buffer: the broker takes nothing, or something of ours may be in the buffer
-    HOLDING = "holding"  # nowhere, for a moment: the buffer is nearly empty, and nothing may be put behind the last
+    BUFFERED = "buffered"  # to the buffer: the broker takes no events, or the buffer may hold some of this publisher
+    HOLDING = "holding"  # they wait for a moment: the buffer is nearly empty, and nothing may be added to it
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherState:
-    """A publisher at one moment; what is counted is counted since its start."""
+    """A publisher at one moment; `confirmed` and `buffered` count since its start."""
 
     mode: Mode
     waiting: int  # events published and not yet accepted
     confirmed: int  # accepted by the broker
     buffered: int  # accepted by the buffer
-    reasons: Sequence[str]  # why it is not all well: the broker, the database, and what the broker refuses
+    reasons: Sequence[str]  # what is wrong: at the broker, at the database, and events that the broker refuses

@@ -1,4 +1,4 @@
-"""The outbox table as the buffer: its rows are sent by a relay, which may run in this process."""
+"""The outbox table as the buffer: a relay, which may run in this process, sends its rows."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -36,8 +36,8 @@ MAY_WRITE = SQL("""
     FROM unnest(%(columns)s::text[]) AS name
 """)
 
-# No index leads to a writer's rows: one would cost every writer, and Spark. So this reads all that is pending, and is
-# asked with pauses that are long in comparison (relay/publisher/delivery_path.py).
+# There is no index by writer, as it would slow down every writer, and Spark. So this reads all pending rows, and the
+# pauses between two queries are long in comparison (relay/publisher/delivery_path.py).
 LEFT = SQL("""
     SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state <> 'pending'), current_user
     FROM {schema}.message_state
@@ -46,13 +46,13 @@ LEFT = SQL("""
 
 
 class TableBuffer:
-    """The rows of one writer. It has a separate connection, which need not be a session: a pooler may lend it.
+    """The rows of one writer, on a separate connection. It need not be a session: a pooler may lend it.
 
-    A connection that is lost at the commit leaves open whether the rows are there. They are written again then, and
-    may go out twice, with the same message_id.
+    When the connection is lost at the commit, it is unknown whether the rows were committed. The publisher writes them
+    again, and so they may be sent twice, with the same message_id.
 
     Attributes:
-        written_as: see `Buffer`; known when it is open.
+        written_as: see `Buffer`; known once it is open.
     """
 
     publisher = None
@@ -66,8 +66,8 @@ class TableBuffer:
         self._connection: psycopg.AsyncConnection | None = None
         self.written_as = b""
         self._is_unreplicated = False
-        self._stuck = 0  # rows, when it was looked last
-        self._turn = asyncio.Lock()  # a COPY takes several answers, between which nobody else may ask
+        self._stuck = 0  # rows, at the last look
+        self._turn = asyncio.Lock()  # a COPY has several answers, and no other statement may run between them
 
     @property
     def reasons(self) -> Sequence[str]:
@@ -76,13 +76,13 @@ class TableBuffer:
         return (*self._health.reasons, *([stuck] if self._stuck else []), *relay)
 
     def lets_go(self, row: EngineRow) -> bool:
-        return self._router.unroutable(row) is Unroutable.SENT  # what is discarded stays in the table
+        return self._router.unroutable(row) is Unroutable.SENT  # a discarded row stays in the table
 
     async def open(self) -> None:
         schema = self._database.schema_name
         lack = "a durable publisher needs the role outbox_publisher, which `relay config roles` prints"
         try:
-            # Now, and not at the first outage of the broker.
+            # Checked now, not at the first outage of the broker.
             (may_write,) = await self._ask(MAY_WRITE, table=Literal(f"{schema}.message"), columns=list(COLUMNS))
             await self._left()
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -142,7 +142,7 @@ class TableBuffer:
         return Left(waiting, stuck)
 
     async def _ask(self, question: SQL, table: Literal | None = None, **values: Any) -> TupleRow:
-        """Get one row; not prepared, since a pooler may answer the next question by another server process."""
+        """Return one row. The statement is not prepared: a pooler may run the next one on another server process."""
         statement = question.format(schema=Identifier(self._database.schema_name), table=table)
         try:
             async with self._use() as connection:
@@ -152,7 +152,7 @@ class TableBuffer:
 
     @asynccontextmanager
     async def _use(self) -> AsyncIterator[psycopg.AsyncConnection]:
-        """Have the connection alone; one that has failed is not used again."""
+        """Yield the connection for this task alone; a connection that has failed is closed."""
         async with self._turn:
             if self._connection is None or self._connection.closed:
                 self._is_unreplicated = False

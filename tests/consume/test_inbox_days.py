@@ -126,8 +126,8 @@ async def test_what_the_inbox_has_forgotten_is_not_applied_and_named(
     (error,) = [event["error"] for event in events if event["event"] == "message.dead"]
     day = written.date()
     assert error == (
-        f"relay.errors.ExpiredMessageError: Counted {message_id} was written on {day}, and the inbox remembers what was"
-        f" applied since {day + timedelta(days=1)}: whether this was cannot be told"
+        f"relay.errors.ExpiredMessageError: Counted {message_id} was written on {day}, and the inbox remembers messages"
+        f" only since {day + timedelta(days=1)}: it does not know whether this one was applied"
     )
 
 

@@ -140,7 +140,7 @@ class MuteError(Exception):
 
 
 def test_an_error_without_words_is_told_too() -> None:
-    assert first_line(MuteError("one")) == "its words cannot be had: IndexError"
+    assert first_line(MuteError("one")) == "its message cannot be read: IndexError"
 
 
 @pytest.mark.parametrize("options", [Consumer, Inbox, FailurePolicy, Retries, WorkPolicy, Backoff])

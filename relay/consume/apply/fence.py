@@ -1,4 +1,4 @@
-"""The fence around a partition: who holds it no more commits nothing of it."""
+"""The fence around a partition: a member that no longer holds the partition cannot commit its messages."""
 
 from dataclasses import dataclass
 from typing import LiteralString
@@ -7,11 +7,11 @@ from aiormq.abc import DeliveredMessage
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 PARTITION, EPOCH = "x-partition", "x-partition-epoch"
-NO_PARTITION = -1  # of what no pool consumes
+NO_PARTITION = -1  # of a message that no pool consumes
 
-# The row is locked until the transaction ends: the epoch cannot be raised meanwhile, and if it just has been, there is
-# no such row. The advisory lock only shows whose session is within the fence, so that the master can end that of a
-# frozen member (`pool.master`). Whether we get it does not matter.
+# FOR SHARE locks the row until the transaction ends, so the epoch cannot be raised meanwhile. If it was raised just
+# before, the query finds no row. The advisory lock only shows which sessions are within the fence. By it, the master
+# finds and ends the session of a frozen member (`pool.master`). Whether the session gets the lock does not matter.
 HELD: LiteralString = """
     fence AS (
         SELECT pg_try_advisory_xact_lock_shared({space}, partition::integer) FROM {schema}.pool_partition
@@ -35,7 +35,7 @@ class Fence:
     epoch: int
 
     def held(self, schema: str, pool: str) -> Composed:
-        """Return the common table expression `fence`, which is empty when another one holds the partition."""
+        """Return the common table expression `fence`. It has no row when another member holds the partition."""
         return SQL(HELD).format(
             schema=Identifier(schema),
             space=lock_space(schema, pool),
@@ -44,6 +44,9 @@ class Fence:
         )
 
     def stamp(self, delivered: DeliveredMessage) -> None:
-        """Write into a message's headers under which holding it is worked on: a fence, too, for what is elsewhere."""
+        """Write the partition and its epoch into the message's headers.
+
+        Systems outside the database can use the two as a fencing token.
+        """
         properties = delivered.header.properties
         properties.headers = {**(properties.headers or {}), PARTITION: self.partition, EPOCH: self.epoch}

@@ -1,7 +1,8 @@
 """The functions that an application has written: which handler applies which message, and how each is called.
 
-A message is acknowledged when its handler has come back. So a handler may not return what must still be run. Whatever
-ends a handler has to reach us as an Exception, or as the end of the process. A pool calls its hooks in the same way.
+The consumer acknowledges a message when its handler has returned. So a handler must not return work that is still to be
+run. When a handler fails, the consumer must see an Exception, or the process must end. A pool calls its hooks in the
+same way.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from relay.errors import (
 )
 from relay.servers.rabbitmq.connection import is_told_to_end
 
-# What they get besides the message depends on the inbox.
+# What handlers get besides the message depends on the inbox.
 AsyncHandler = Callable[[Message[Any], Any], Awaitable[None]] | Callable[[list[Message[Any]], Any], Awaitable[None]]
 SyncHandler = Callable[[Message[Any], Any], None] | Callable[[list[Message[Any]], Any], None]
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
@@ -37,7 +38,7 @@ EVERY_OTHER_TYPE = "*"
 MARK = "__outbox_handler__"
 PARAMETERS = {"message": "the message or list", "connection": "the connection or session"}
 
-# Nothing happens before the iterator is read (a generator, a `map`), or it happens elsewhere.
+# An iterator (a generator, a `map`) does nothing before it is read. The work of a future happens elsewhere.
 UNFINISHED = (Iterator, AsyncIterator, futures.Future)
 
 
@@ -47,18 +48,18 @@ def on(*event_types: str, version: str | int | None = None, batch: bool = False)
     With `version` it takes only messages whose header `x-event-version` has this text. Without it, the handler takes
     every message of the type that no other handler takes.
 
-    The handler is called as `handler(message, connection)` inside an open transaction on that connection, in which the
-    inbox row is already written. What the handler does there is committed together with that row. It must not commit; a
-    savepoint (`connection.transaction()`) is fine. An exception rolls everything back and the message is tried again
-    later.
+    The consumer calls `handler(message, connection)` inside an open transaction on that connection, in which it has
+    already written the inbox row. The handler's changes are committed together with that row. The handler must not
+    commit; it may use a savepoint (`connection.transaction()`). An exception rolls everything back, and the consumer
+    tries the message again later.
 
-    With `batch` it is called with a list of the messages that follow each other in a transaction. One statement for all
-    of them costs a fraction of one each. The list is in the order of delivery.
+    With `batch` the handler gets a list of the messages that follow each other in a transaction, in the order of
+    delivery. One statement for the whole list costs a fraction of one statement for each message.
 
-    `Message[Invoice]` as annotation has the body decoded into `message.payload` (docs/consumer.md).
+    With the annotation `Message[Invoice]`, the consumer decodes the body into `message.payload` (docs/consumer.md).
 
     An `async def` gets a psycopg.AsyncConnection. A plain function runs in a thread and gets a psycopg.Connection.
-    What they get of an inbox with SQLAlchemy: docs/consumer.md.
+    docs/consumer.md says what they get from an inbox with SQLAlchemy.
     """
     if not event_types or not all(isinstance(name, str) and name for name in event_types):
         raise ConfigurationError('@on takes the event types of a handler: @on("InvoiceIssued")')
@@ -78,10 +79,10 @@ FAULTS_TOLD = 3
 
 
 def read_decode(function: Callable[..., Any], name: str, *, takes_batch: bool) -> Decode | None:
-    """Return what decodes the messages of this handler; None when it takes their bodies as they are.
+    """Return the function that decodes the messages of this handler; None when it takes the bodies as they are.
 
     Raises:
-        ConfigurationError: the annotation cannot be read, or is of something that nothing can be decoded into.
+        ConfigurationError: the annotation cannot be read, or names a type that no body can be decoded into.
     """
     parameter = next(iter(inspect.signature(function).parameters.values()), None)
     if parameter is None or parameter.annotation is inspect.Parameter.empty:
@@ -91,19 +92,19 @@ def read_decode(function: Callable[..., Any], name: str, *, takes_batch: bool) -
         if payload is bytes:
             return None
         adapter = TypeAdapter(payload)
-        adapter.rebuild()  # raises where a model waits for a name that is nowhere
+        adapter.rebuild()  # raises when a model refers to a name that is not defined
     except (NameError, TypeError, AttributeError, SyntaxError, PydanticUserError) as error:
         reason = str(error).partition("\n")[0]
         wanted = "Sequence[Message[Payload]]" if takes_batch else "Message[Payload]"
         raise ConfigurationError(
-            f"handler {name}: {parameter} does not tell how messages are decoded ({reason}). Annotate it as {wanted},"
-            " where Payload is a pydantic model, a dataclass or the like that can be imported at run time"
+            f"handler {name}: {parameter} does not say how to decode messages ({reason}). Annotate it as {wanted},"
+            " where Payload is a pydantic model, a dataclass or a similar class that can be imported at run time"
         ) from None
     return lambda message: _decode(adapter, message)
 
 
 def _resolved(function: Callable[..., Any], annotation: Any) -> Any:
-    """Look up the names in one annotation: those of the others may be there for the type checker alone."""
+    """Look up the names in this one annotation. Other annotations may name types that only the type checker imports."""
     holder = SimpleNamespace(__annotations__={"message": annotation})
     names = getattr(inspect.unwrap(function), "__globals__", {})
     return get_type_hints(holder, names, include_extras=True)["message"]
@@ -126,7 +127,7 @@ def _decode(adapter: TypeAdapter[Any], message: Message) -> Message[Any]:
     try:
         payload = adapter.validate_json(message.body)
     except ValidationError as error:
-        # Places and kinds; the words of pydantic, and of validators, repeat values of the payload.
+        # Only places and kinds: the messages of pydantic and of validators repeat values of the payload.
         places = [(each["loc"], each["type"]) for each in error.errors(include_url=False, include_input=False)]
         faults = [f"{'.'.join(map(str, loc)) or 'body'}: {kind}" for loc, kind in places]
         raise InvalidPayloadError(message.type, message.message_id, _told(faults)) from None
@@ -149,7 +150,7 @@ class Handler:
 class Handlers:
     """The handlers of one consumer, found by event type and version. All are `async def`, or all are plain."""
 
-    by_type: dict[str, dict[str | None, Handler]]  # by version within; None: every other version
+    by_type: dict[str, dict[str | None, Handler]]  # by event type, then by version; None: every other version
     is_async: bool
 
     @property
@@ -158,7 +159,7 @@ class Handlers:
         return None if EVERY_OTHER_TYPE in self.by_type else sorted(self.by_type)
 
     def of_batches(self) -> list[str]:
-        """Return the names of those that take a list."""
+        """Return the names of the handlers that take a list."""
         every = (handler for versions in self.by_type.values() for handler in versions.values())
         return sorted({name_of_function(each.function) for each in every if each.takes_batch})
 
@@ -166,10 +167,12 @@ class Handlers:
         return self._handler_of(message) is not None
 
     def calls(self, messages: Iterable[Message]) -> Iterator[tuple[Callable[..., Any], Message | list[Message]]]:
-        """Return the calls (function, first argument) that apply messages of which `takes` said yes, in order.
+        """Yield the calls (function, first argument) that apply the messages, in order.
+
+        For each of them, `takes` must have returned true.
 
         Raises:
-            InvalidPayloadError: the body of the next one does not fit its handler.
+            InvalidPayloadError: the body of the next message does not fit its handler.
         """
         for handler, neighbours in groupby(messages, self._handler_of):
             assert handler is not None, "`takes` has said yes"  # noqa: S101
@@ -183,18 +186,18 @@ class Handlers:
     def _handler_of(self, message: Message) -> Handler | None:
         versions = self.by_type.get(message.type) or self.by_type.get(EVERY_OTHER_TYPE, {})
         handler = versions.get(None)
-        if len(versions) > 1 or handler is None:  # else nobody needs to look into the headers
+        if len(versions) > 1 or handler is None:  # else the header need not be read
             handler = versions.get(message.version, handler)
         return handler
 
 
 def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handlers:
-    """Index handlers by the types and versions given to `@on`, and read what payload each asks for.
+    """Return the handlers by the types and versions given to `@on`, each with the payload type that it asks for.
 
     Raises:
         ConfigurationError: a function has no `@on`, is a generator, or has an annotation that cannot be read. Or there
-            is no function, two take one type and version, or sync and async are mixed. Messages of one transaction must
-            share one connection, and a connection is of one kind.
+            is no function, two take the same type and version, or sync and async are mixed. All messages of a
+            transaction share one connection, and a connection is either sync or async.
     """
     by_type: dict[str, dict[str | None, Handler]] = {}
     kinds = set()
@@ -225,21 +228,23 @@ def name_of_function(function: Callable[..., Any]) -> str:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether it is an `async def`, or a callable object, partial or decorator's wrapper around one."""
+    """Whether the function is an `async def`, or a callable object, partial or decorator's wrapper around one."""
     return any(map(inspect.iscoroutinefunction, _layers(function)))
 
 
 def is_generator(function: Callable[..., Any]) -> bool:
-    """Whether calling it runs nothing: it holds a `yield`."""
+    """Whether the function holds a `yield`, so that calling it runs nothing."""
     code = _code(function)
     return inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code)
 
 
 def require_callable(function: Callable[..., Any], kind: str, parameters: Mapping[str, str]) -> None:
-    """Check that calling it with so many arguments runs it; `parameters` says what each is for.
+    """Check that a call with as many arguments as `parameters` has runs the function.
 
+    Args:
+        parameters: the name of each argument, and what it is for.
     Raises:
-        ConfigurationError: it is a generator, or takes other arguments.
+        ConfigurationError: the function is a generator, or takes other arguments.
     """
     name = name_of_function(function)
     if is_generator(function):
@@ -255,9 +260,10 @@ def call(function: Callable[..., Any], *arguments: Any) -> None:
     """Call a plain function.
 
     Raises:
-        HandlerResultError: it returned what is still to be run.
-        HandlerCancelledError, HandlerAbortedError: it raised what is no Exception, or what no thread can hand on.
-        Exception: what it raised.
+        HandlerResultError: the function returned work that is still to be run.
+        HandlerCancelledError, HandlerAbortedError: it raised something that is no Exception, or that a thread cannot
+            pass on.
+        Exception: any other exception of the function.
     """
     try:
         _require_finished(function, _called(function, *arguments))
@@ -271,20 +277,20 @@ async def call_async(function: Callable[..., Any], *arguments: Any) -> None:
 
 
 async def call_in_thread(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function in a thread, and await here what it returns: an `async def` only begins there."""
+    """Call a function in a thread, and await its result here: in the thread, an `async def` only makes a coroutine."""
     await _finish(function, await asyncio.to_thread(_called, function, *arguments))
 
 
 async def in_own_task(calls: Coroutine[Any, Any, None]) -> None:
-    """Await calls in a separate task: what cancels the current task in there does not end ours.
+    """Await calls in a separate task, so that a handler that cancels its current task does not end the caller's.
 
     Raises:
-        HandlerCancelledError: they were cancelled, and not by us.
+        HandlerCancelledError: the calls were cancelled, but not by the consumer.
     """
     try:
         await asyncio.create_task(calls, name="consume.call")
     except asyncio.CancelledError:
-        # Some libraries raise it when their own connection is lost (aio-pika does); nobody cancelled us.
+        # Some libraries raise it when their own connection is lost (aio-pika does), without any cancellation.
         if is_told_to_end():
             raise
         raise HandlerCancelledError from None
@@ -304,14 +310,17 @@ async def _finish(function: Callable[..., Any], result: Any) -> None:
 
 @contextmanager
 def _as_exception() -> Iterator[None]:
-    """Turn what no task and no thread outlives into an error; what means the process or our own task stays."""
+    """Turn exceptions that would end the task or the thread into errors.
+
+    A cancellation of our own task and the end of the process are raised as they are.
+    """
     try:
         yield
     except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
         raise
-    except futures.CancelledError:  # from a thread it would arrive as asyncio's, and end the task that waits there
+    except futures.CancelledError:  # from a thread it would arrive as asyncio's, and end the task that waits for it
         raise HandlerCancelledError from None
-    except StopIteration as error:  # no Future takes it: the task would wait for the thread without end
+    except StopIteration as error:  # a Future does not take it: the task would wait for the thread without end
         raise HandlerAbortedError(error) from error
     except Exception:
         raise
@@ -320,17 +329,18 @@ def _as_exception() -> Iterator[None]:
 
 
 def _require_finished(function: Callable[..., Any], result: object) -> None:
-    # What contextlib makes of a generator can be called, as can a class's instance that was to be the handler.
+    # A callable result was not run. contextlib makes one of a generator; a class under @on returns an instance that may
+    # be one.
     unfinished = [result] if callable(result) else list(_unfinished(result))
     for each in unfinished:
         if inspect.iscoroutine(each):
-            each.close()  # else Python warns that nobody has awaited it
+            each.close()  # else Python warns that the coroutine was never awaited
     if unfinished:
         raise HandlerResultError(name_of_function(function), type(unfinished[0]).__name__)
 
 
 def _unfinished(result: object) -> Iterator[object]:
-    """Yield what is still to be run of a result: `[save(each) for each in messages]` is a list of coroutines."""
+    """Yield the parts of a result that are still to be run: `[save(each) for each in messages]` may hold coroutines."""
     if isinstance(result, Mapping):
         result = list(result.values())
     if isinstance(result, list | tuple | Set):
@@ -342,14 +352,14 @@ def _unfinished(result: object) -> Iterator[object]:
         else:
             yield from _unfinished(result.result())
     elif isinstance(result, UNFINISHED):
-        if not hasattr(result, "fetchmany"):  # a cursor, or a result of SQLAlchemy: its statement was run
+        if not hasattr(result, "fetchmany"):  # a cursor or a result of SQLAlchemy has it: its statement was run
             yield result
     elif inspect.isawaitable(result):
         yield result
 
 
 def _layers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Return its code, and that of what it wraps (functools.wraps)."""
+    """Yield the code of the function, and the code of each function that it wraps (functools.wraps)."""
     layer: Any = function
     while layer is not None:
         yield _code(layer)

@@ -1,4 +1,4 @@
-"""The inbox: where a consumer remembers what it has applied, and the statement that remembers a batch.
+"""The inbox: the table of the messages that a consumer has applied, and the statement that writes a batch into it.
 
 It is in the database that the handlers write to. A message is applied if the inbox does not know it and admits it.
 """
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
     from sqlalchemy.orm import sessionmaker
 
-Scope = Literal["message", "writer"]  # what makes a message another one
-DEFAULTS = DatabaseSettings()  # of an inbox with SQLAlchemy
+Scope = Literal["message", "writer"]  # what identifies a message: its id, or its id and its writer
+DEFAULTS = DatabaseSettings()  # for an inbox with SQLAlchemy
 
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
-    """The inbox of one consumer, and by which way its handlers work in the same database.
+    """The inbox of one consumer, and how its handlers reach the same database.
 
     Args:
         target: the URL of the database or DatabaseSettings, for handlers that get a connection of psycopg. An engine of
-            SQLAlchemy is for handlers that get its connection, a sessionmaker for those that get a session. Their async
-            kinds are for `async def`.
+            SQLAlchemy is for handlers that get its connection, a sessionmaker for handlers that get a session. The
+            async kinds of both are for `async def`.
         consumer_name: keeps apart several consumers of one message; processes that share a queue share the name.
-        schema_name: in place of that of the settings, or of `outbox`.
-        scope: what is applied once. "message": a message id, whichever role wrote it. "writer": a message id of each
-            role, and each role has its own keys. All processes of a consumer change it at once, and never back.
+        schema_name: replaces the schema of the settings, or `outbox` with SQLAlchemy.
+        scope: what is applied once. "message": each message id, whichever role wrote it. "writer": each message id of
+            each role, and each role has its own keys. All processes of a consumer change it at once, and never back.
     Raises:
         ConfigurationError: the URL does not name PostgreSQL, the engine is not one of postgresql+psycopg, or the scope
             is another word.
@@ -64,14 +64,14 @@ class Inbox:
 
     @property
     def database(self) -> DatabaseSettings:
-        """Where it is; raises ConfigurationError where SQLAlchemy knows that."""
+        """Return the settings of its database; raises ConfigurationError for an inbox with SQLAlchemy."""
         if not isinstance(self.target, DatabaseSettings):
             raise ConfigurationError("this inbox has an engine of SQLAlchemy, and so no settings")
         return self.target
 
     @property
     def urls(self) -> tuple[SecretStr, ...]:
-        """Return the URL of its database; none where SQLAlchemy knows it."""
+        """Return the URL of its database; empty for an inbox with SQLAlchemy."""
         return (self.target.url,) if isinstance(self.target, DatabaseSettings) else ()
 
     @property
@@ -80,16 +80,16 @@ class Inbox:
 
     @property
     def by_writer(self) -> bool:
-        """Whether two writers' messages of one id are two."""
+        """Whether messages of two writers with the same id are two messages."""
         return self.scope == "writer"
 
     @property
     def statement_timeout(self) -> float:
-        """Seconds that a statement of ours may take."""
+        """Return the seconds that a statement of the consumer may take."""
         return self._settings.command_timeout
 
     def require_connections(self, count: int) -> None:
-        """Check that so many connections can be open at once; raises ConfigurationError where a pool has fewer."""
+        """Check that `count` connections can be open at once; raises ConfigurationError when a pool has fewer."""
         if not isinstance(self.target, DatabaseSettings):
             from relay.consume.apply.sqlalchemy_engine import require_connections  # noqa: PLC0415  # as above
 
@@ -104,16 +104,18 @@ class Inbox:
         return {"application_name": f"outbox-consumer {self.consumer_name}"}
 
     def statement(self, text: LiteralString, **values: Any) -> Composed:
-        """Fill in the schema, and values that the driver does not pass as parameters."""
+        """Return the statement with the schema, and with values that the driver does not pass as parameters."""
         return SQL(text).format(schema=Identifier(self.schema), **values)
 
 
-# Gives those that were not known and must be applied (true), and those that are not admitted (false), from one
-# snapshot. With two, a message that is no longer admitted at the second look would be taken for a known one. In the
-# order of message_id: two consumers that got the same messages wait for each other, never in a circle. The setting is a
-# mark, which ends with the transaction: see `mark_of`. It decides about transactions that begin later. The arrays come
-# by SELECT. If the server saw how many rows they have, it would plan again each time. That costs more than all the rest
-# (0.3 ms of CPU where keys may be held).
+# Returns the messages that were not known and must be applied (true), and those that are not admitted (false).
+# - Both come from one snapshot. With two, a message that is no longer admitted at the second look would be taken for a
+#   known one.
+# - The INSERT goes in the order of message_id: two consumers that got the same messages wait for each other, and cannot
+#   deadlock.
+# - The setting marks the transaction, and ends with it: see `mark_of`. It only affects transactions that begin later.
+# - The arrays come from a SELECT. If the server saw how many rows they have, it would plan again each time. That costs
+#   more than all the rest (0.3 ms of CPU where keys may be held).
 REMEMBER: LiteralString = """
     WITH {fence} {beginning} arrived AS (
         SELECT message_id, message_day, business_key, {admitted} AS is_admitted, {was_applied} AS was_applied
@@ -137,13 +139,13 @@ REMEMBER: LiteralString = """
 """
 
 
-# What `message.id_of_writer` returns, of a row of the outbox.
+# The value of `message.id_of_writer` for a row of the outbox.
 ID_OF_WRITER: LiteralString = """
     encode(substring(sha256(uuid_send(message_id) || convert_to(written_as, 'UTF8')) FOR 16), 'hex')::uuid
 """
 
-# With scope="writer", the inbox knows some messages by message_id alone: those without a writer, and those that it
-# applied before it had this scope. ORDER BY with LIMIT can only be had from the index.
+# With scope="writer", the inbox still knows some messages by message_id alone: messages without a writer, and messages
+# that it applied before it had this scope. The server finds the row by an index (tests/consume/test_plans.py).
 WAS_APPLIED: LiteralString = """
     (
         SELECT true FROM {schema}.processed_message AS before
@@ -158,7 +160,7 @@ WAS_APPLIED: LiteralString = """
 class Admission:
     """Which messages are admitted, in SQL: common table expressions, and a condition on `arrived`.
 
-    Within a fence no row is, once another member holds the partition.
+    With a fence, no row is admitted once another member holds the partition.
     """
 
     beginning: LiteralString = ""
@@ -181,7 +183,7 @@ EVERYTHING = Admission()
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of a batch: `count` were applied, the ids of `left` were not admitted, the rest was known."""
+    """The result of a batch: `count` messages were applied, the ids in `left` were not admitted, the rest was known."""
 
     count: int
     left: frozenset[UUID]
@@ -190,20 +192,20 @@ class Applied:
 def mark_of(connection: psycopg.Connection | psycopg.AsyncConnection) -> str | None:
     """Return the setting by which `REMEMBER` has marked its transaction.
 
-    The server reports each change with the answer to the statement that made it, so nobody has to ask. Behind a proxy
-    that keeps the reports to itself it never changes.
+    The server reports each change with the answer to the statement that made it, so this sends no query. Behind a proxy
+    that does not pass these reports on, the value never changes.
     """
     return connection.info.parameter_status("default_transaction_read_only")
 
 
 def require_fence(remembered: Iterable[tuple[Any, ...]]) -> None:
-    """Raise PartitionLostError if `REMEMBER` told that we are not within the fence."""
+    """Raise PartitionLostError if the rows of `REMEMBER` show that this member is no longer within the fence."""
     if any(message_id is None for message_id, _ in remembered):
         raise PartitionLostError
 
 
 def applied_of(remembered: Sequence[tuple[UUID, bool]]) -> Applied:
-    """Read what `REMEMBER` gave."""
+    """Return the result of a batch from the rows of `REMEMBER`."""
     left = frozenset(message_id for message_id, is_admitted in remembered if not is_admitted)
     return Applied(len(remembered) - len(left), left)
 
@@ -214,22 +216,22 @@ LAST_DAY = "inbox_last_day"  # the name that ensure_inbox_days gives to its boun
 
 
 def lacks_day(error: errors.CheckViolation, schema: str) -> bool:
-    """Whether it is our INSERT that has found no partition, and not a constraint of another table."""
+    """Whether the error means that the INSERT into the inbox found no partition, not a constraint of another table."""
     diag = error.diag
     return (diag.schema_name, diag.table_name, diag.constraint_name) == (schema, "processed_message", None)
 
 
 def days_of(batch: Sequence[Delivery]) -> list[date]:
-    """Return the days for which there may be no partition yet."""
+    """Return the days of a batch: their partitions may not exist yet."""
     return sorted({delivery.message.day for delivery in batch} - {NO_DAY})
 
 
 @contextmanager
 def refused_day_named(batch: Sequence[Delivery]) -> Iterator[None]:
-    """Let the refusal of a day name the message that is of it.
+    """Turn the server's refusal of a day into an error that names the message of that day.
 
     Raises:
-        ExpiredMessageError: the inbox has forgotten the day, so the message cannot be told from one that was applied.
+        ExpiredMessageError: the inbox has forgotten the day, so it cannot know whether the message was applied before.
         MisdatedMessageError: the day is further ahead than clocks differ.
     """
     try:

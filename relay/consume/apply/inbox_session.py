@@ -1,4 +1,4 @@
-"""The consumer's own statements, apart from the transactions of its handlers."""
+"""The connection for the consumer's own statements, separate from the transactions of its handlers."""
 
 import asyncio
 from time import monotonic
@@ -25,7 +25,7 @@ MISSING = """
 
 
 class InboxSession:
-    """One connection to the inbox's database, opened when it is needed; each statement is a transaction."""
+    """One connection to the inbox's database, opened at its first use; each statement is a transaction."""
 
     def __init__(self, inbox: Inbox, outages: Outages) -> None:
         self._inbox = inbox
@@ -36,15 +36,15 @@ class InboxSession:
 
     @property
     def silent_for(self) -> float:
-        """For how many seconds the database owes us an answer; 0 when it does not."""
+        """Return for how many seconds the current statement has had no answer; 0 when no statement runs."""
         return 0.0 if self._asked_at is None else monotonic() - self._asked_at
 
     async def check(self) -> None:
-        """Check that the tables are there, and ours to use.
+        """Check that the tables exist, and that the consumer's user may use them.
 
         Raises:
             DatabaseUnavailableError: no connection.
-            SchemaError: they are not.
+            SchemaError: a table or a privilege is missing.
         """
         for table, privileges in await self.run(self._inbox.statement(MISSING), {"schema": self._inbox.schema}):
             raise SchemaError(
@@ -53,11 +53,11 @@ class InboxSession:
             )
 
     async def run(self, statement: Composed, *parameters: Parameters) -> Rows:
-        """Run it once with each of these parameters, in one transaction; give the rows of the last.
+        """Run a statement once with each of these parameters, in one transaction, and return the rows of the last run.
 
         Raises:
-            DatabaseUnavailableError: it could not be done, or nobody knows.
-            psycopg.DataError: it cannot be done with these parameters, however often one tries.
+            DatabaseUnavailableError: the statement failed, or whether it was committed is unknown.
+            psycopg.DataError: the statement cannot succeed with these parameters, however often it is repeated.
         """
         try:
             async with self._turn:
@@ -68,7 +68,7 @@ class InboxSession:
             raise DatabaseUnavailableError(one_line(error) or "no answer in time") from error
 
     async def insist(self, stopping: asyncio.Event, statement: Composed, *parameters: Parameters) -> Rows:
-        """Do as `run`, as often as it takes. Raises Stopping: it may be undone."""
+        """Call `run` until it succeeds. Raises Stopping: the statement may not have been done."""
         with self._outages.begin() as outage:
             while not stopping.is_set():
                 try:

@@ -1,4 +1,7 @@
-"""What handlers keep in memory of a partition: used by one transaction at a time, loaded again when one has failed."""
+"""The state of a partition that handlers keep in memory: one transaction at a time uses it.
+
+When a transaction fails, the state is loaded again.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,12 +23,13 @@ class PartitionState:
 
     @asynccontextmanager
     async def used(self) -> AsyncIterator[None]:
-        """Have it to oneself for a transaction.
+        """Keep the state for one transaction alone.
 
-        Where that fails, or nobody knows whether it was committed, the handlers have remembered what may not be so.
+        When the transaction fails, or whether it was committed is unknown, the state in memory may be wrong. The next
+        use loads it again.
 
         Raises:
-            DatabaseUnavailableError: it has to be loaded, and could not be.
+            DatabaseUnavailableError: the state must be loaded again, and could not be.
         """
         async with self._turn:
             if self._is_stale:

@@ -1,4 +1,4 @@
-"""The engine of SQLAlchemy with which an application made an inbox."""
+"""The SQLAlchemy engine that an application has given to an inbox."""
 
 import os
 from weakref import WeakKeyDictionary, WeakSet
@@ -17,10 +17,10 @@ INHERITED: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # pools with conn
 
 
 def engine_of(target: object) -> Engine | AsyncEngine:
-    """Return the engine of what an inbox was made with.
+    """Return the engine of an inbox's target: the engine itself, or the one that its sessionmaker is bound to.
 
     Raises:
-        ConfigurationError: it has no URL, or one of another database or driver.
+        ConfigurationError: the target has no single engine, or the engine is of another database or driver.
     """
     engine = target
     if isinstance(target, sessionmaker | async_sessionmaker):
@@ -41,7 +41,7 @@ def engine_of(target: object) -> Engine | AsyncEngine:
 
 
 def refuse_inherited(pool: Pool) -> None:
-    """Raise ForkedError if the pool has connections that a parent of this process has opened."""
+    """Raise ForkedError if the pool has connections that the parent process has opened."""
     if (parent := INHERITED.get(pool)) is not None:
         remedy = "call its dispose(close=False) in each process, after the fork"
         raise ForkedError("the pool of the inbox's engine", parent, remedy)
@@ -58,10 +58,10 @@ os.register_at_fork(after_in_child=_note_inherited)
 
 
 def require_connections(target: object, count: int) -> None:
-    """Check that the engine of an inbox may open so many connections at once.
+    """Check that the engine of an inbox may open `count` connections at once.
 
     Raises:
-        ConfigurationError: its pool has fewer, and the task that asks for the last would wait without end.
+        ConfigurationError: its pool has fewer. The task that asks for one more would wait without end.
     """
     pool = engine_of(target).pool
     if not isinstance(pool, QueuePool) or pool._max_overflow == UNLIMITED:

@@ -1,8 +1,8 @@
-"""Handlers that work with SQLAlchemy: its connection or session, in the transaction of the inbox row.
+"""Transactions for handlers that get a connection or session of SQLAlchemy, with the inbox row in the same transaction.
 
-The transaction is psycopg's own, below SQLAlchemy. In it the driver refuses every commit() and rollback(), so nothing
-parts the inbox row from the handler's work. What SQLAlchemy begins and ends around it is its own idea of a transaction,
-and reaches no server.
+The transaction is psycopg's, below SQLAlchemy. In it the driver refuses every commit() and rollback(), so nothing can
+separate the inbox row from the handler's work. The transactions that SQLAlchemy begins and ends around it reach no
+server.
 """
 
 import asyncio
@@ -24,10 +24,11 @@ from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactio
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.servers.postgres.database import is_refusal, one_line
 
-# A session's commit() releases a savepoint, and its rollback(), also that after a failed flush, goes back to it.
+# A session's commit() releases a savepoint. Its rollback(), also the one after a failed flush, rolls back to it.
 IN_SAVEPOINT = "create_savepoint"
 
-# A pool may give a connection that was lost long ago: on its error SQLAlchemy gives up all that are as old.
+# A pool may return a connection that was lost long ago. After its error, SQLAlchemy drops all connections that are as
+# old.
 LOOK = "SELECT 1"
 
 
@@ -76,7 +77,7 @@ class AlchemyAsync(AsyncTransactions):
     async def close(self) -> None:
         outer, self._outer, self._connection = self._outer, None, None
         if outer is not None and not outer.closed:
-            await outer.invalidate()  # nobody else gets what handlers have set in the session
+            await outer.invalidate()  # no other user of the pool gets the settings that handlers made in the session
             await outer.close()
 
     @asynccontextmanager
@@ -130,7 +131,7 @@ class AlchemyThread(ThreadTransactions):
     async def close(self) -> None:
         outer, self._outer, self._connection = self._outer, None, None
         if outer is not None and not outer.closed:
-            outer.invalidate()  # nobody else gets what handlers have set in the session
+            outer.invalidate()  # as above
             await asyncio.to_thread(outer.close)
 
     @contextmanager

@@ -1,10 +1,10 @@
 """Apply messages once: the inbox row and the handler's work in one transaction.
 
-A message whose inbox row exists was applied and committed before; it is left alone. So it does not matter how often a
-message is delivered, nor whether we learn that a commit arrived. After a lost connection we simply try again.
+A message whose inbox row exists was applied and committed before, and is not applied again. So a message may be
+delivered any number of times, and the answer to a commit may be lost. After a lost connection the consumer tries again.
 
 `AsyncTransactions` and `ThreadTransactions` apply on one connection. `Attempt` uses them, and waits while the database
-is unreachable, for which no message is to blame.
+is unreachable. That wait counts as no attempt at a message.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ Parameters = Mapping[str, Any]
 
 
 class ConnectionTransactions(Generic[Connection]):
-    """A connection that may be gone, and what is done on it, whichever task waits for the answers."""
+    """A connection that may be lost, and what both kinds of transactions do on it."""
 
     def __init__(self, inbox: Inbox, handlers: Handlers, admission: Admission) -> None:
         self._inbox = inbox
@@ -69,7 +69,7 @@ class ConnectionTransactions(Generic[Connection]):
         self._remember = admission.statement(inbox).as_bytes()  # else psycopg puts it together for each batch
         self._make_days = inbox.statement(MAKE_DAYS)
         self._connection: Connection | None = None
-        self._doubtful: set[UUID] = set()  # of transactions that handlers have ended: they may be committed
+        self._doubtful: set[UUID] = set()  # messages whose transaction a handler has ended: they may be committed
 
     @property
     def is_lost(self) -> bool:
@@ -105,8 +105,8 @@ class ConnectionTransactions(Generic[Connection]):
         """Return the handlers' calls for the messages that were not known, in order, each once.
 
         Raises:
-            PartitionLostError: another member has them by now.
-            TransactionEndedError: one is known, because a handler has committed before it was applied.
+            PartitionLostError: another member holds the partition now.
+            TransactionEndedError: a message is known only because a handler committed before the message was applied.
         """
         require_fence(remembered)
         fresh = _fresh(remembered)
@@ -118,11 +118,11 @@ class ConnectionTransactions(Generic[Connection]):
 
     @contextmanager
     def _in_handlers(self, connection: Connection, remembered: Sequence[tuple[Any, ...]]) -> Iterator[None]:
-        """Check that handlers leave the transaction as it was; else they have failed, and it is no outage.
+        """Check that handlers leave the transaction open. If they do not, the handler failed; it is no outage.
 
         Raises:
-            HandlerTransactionError: they have closed the connection, ended the transaction, or left it in no state to
-                be committed.
+            HandlerTransactionError: a handler closed the connection, ended the transaction, or left it in a state that
+                cannot be committed.
             psycopg.OperationalError: the connection is lost.
         """
         mark = mark_of(connection)
@@ -152,7 +152,10 @@ class ConnectionTransactions(Generic[Connection]):
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
-        """What fails in here is no handler's fault, and no message's; but for a day that is missing."""
+        """Raise errors of the block as InboxUnavailableError: neither a handler nor a message caused them.
+
+        A missing day is raised as it is.
+        """
         try:
             yield
         except psycopg.Error as error:
@@ -162,14 +165,15 @@ class ConnectionTransactions(Generic[Connection]):
 
 
 def _require_open(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
-    """Check that there is something to commit: else COMMIT rolls back, and the server calls it no error."""
+    """Check that the transaction can be committed: else COMMIT rolls back, and the server reports no error."""
     status = connection.info.transaction_status
     if status is TransactionStatus.INERROR:
         raise HandlerTransactionError(
-            "a statement of the handler failed, and it went on: let the error out, or run the statement in a savepoint"
+            "a statement of the handler failed, and the handler went on: let the error propagate, or run the statement"
+            " in a savepoint"
         )
     if status is TransactionStatus.ACTIVE:
-        raise HandlerTransactionError("a statement of the handler still runs: await in there what it begins")
+        raise HandlerTransactionError("a statement of the handler still runs: await it in the handler")
     if connection.closed:
         raise psycopg.OperationalError("the connection was lost, and the handler went on")
 
@@ -179,7 +183,7 @@ def _fresh(remembered: Sequence[tuple[Any, ...]]) -> set[UUID]:
 
 
 def _take(batch: Sequence[Delivery], fresh: set[UUID]) -> Iterator[Message]:
-    """Return the messages to apply, in order, each once: a batch may hold one twice."""
+    """Yield the messages to apply, in order, each once: a batch may hold a message twice."""
     for delivery in batch:
         if delivery.message.identity in fresh:
             fresh.remove(delivery.message.identity)
@@ -197,7 +201,7 @@ class Transactions(Protocol):
     """One database connection that applies batches, one transaction each."""
 
     async def open(self) -> None:
-        """Connect, again if need be. Raises DatabaseUnavailableError."""
+        """Connect; an open connection is closed first. Raises DatabaseUnavailableError."""
 
     async def close(self) -> None: ...
 
@@ -206,27 +210,27 @@ class Transactions(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection is gone: then an error of `apply` is not the handler's fault."""
+        """Whether the connection is lost: then the handler did not cause an error of `apply`."""
 
     @property
     def is_free(self) -> bool:
-        """Whether it is connected, and in no transaction: one that a handler has left open would swallow the next."""
+        """Whether it is connected, and in no transaction: the next one would become part of one that is still open."""
 
     async def apply(self, batch: Sequence[Delivery]) -> Applied:
-        """Apply in order, and commit, what is admitted and was not applied before.
+        """Apply and commit, in order, the messages that are admitted and were not applied before.
 
         Raises:
-            InboxUnavailableError: the database did not take our own statement.
-            ExpiredMessageError, MisdatedMessageError: the inbox has no day for one, and makes no such day.
+            InboxUnavailableError: the database did not take a statement of the consumer.
+            ExpiredMessageError, MisdatedMessageError: the inbox has no day for a message, and makes no such day.
             PartitionLostError: another member of the pool has the partition.
-            Exception: whatever a handler or the commit raised.
+            Exception: any exception of a handler or of the commit.
             In every case nothing is applied, or (only when `is_lost`) maybe all.
         """
 
     async def execute(self, statement: Composed, *parameters: Parameters) -> Rows:
-        """Run a statement of ours once with each of these parameters, or once without, in a separate transaction.
+        """Run a statement once with each of these parameters, or once without, in a separate transaction.
 
-        Gives the rows of the last. Raises psycopg.Error, and TimeoutError: it may have been done.
+        Returns the rows of the last run. Raises psycopg.Error, and TimeoutError: the statement may have been done.
         """
 
 
@@ -240,7 +244,7 @@ class AsyncTransactions(ConnectionTransactions[psycopg.AsyncConnection]):
     async def open(self) -> None:
         await self.close()
         self._connection = await connect_async(self._inbox.database, **self._inbox.connection_options)
-        await self._connection.set_autocommit(False)  # else what a handler does after its own ROLLBACK would stay
+        await self._connection.set_autocommit(False)  # else a handler's work after its own ROLLBACK would be committed
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -261,7 +265,7 @@ class AsyncTransactions(ConnectionTransactions[psycopg.AsyncConnection]):
             return await self._rows(connection, statement, parameters)
 
     async def _apply(self, batch: Sequence[Delivery]) -> Applied:
-        # Begin, remember and commit are ours and bounded; how long a handler may take is its own affair.
+        # The consumer's own statements (begin, remember, commit) are bounded; a handler may take as long as it needs.
         async with self._bounded() as deadline, self._begin() as (connection, given):
             with self._ours():
                 remembered = await self._rows(connection, self._remember, [self._arrived(batch)])
@@ -278,7 +282,7 @@ class AsyncTransactions(ConnectionTransactions[psycopg.AsyncConnection]):
     async def _bounded(self) -> AsyncIterator[asyncio.Timeout]:
         """Close the connection when the block takes too long.
 
-        A COMMIT that waits for a lost standby is ended neither by statement_timeout nor by tcp_user_timeout.
+        Neither statement_timeout nor tcp_user_timeout ends a COMMIT that waits for a lost standby.
         """
         connection = self._connected()
         try:
@@ -291,7 +295,7 @@ class AsyncTransactions(ConnectionTransactions[psycopg.AsyncConnection]):
 
     @asynccontextmanager
     async def _begin(self) -> AsyncIterator[tuple[psycopg.AsyncConnection, Any]]:
-        """Begin a transaction, and commit it at the end of the block; give the connection, and what handlers get."""
+        """Begin a transaction, and commit it at the end of the block; yield the connection, and what handlers get."""
         connection = self._connected()
         async with connection.transaction():
             yield connection, connection
@@ -338,11 +342,11 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            # A thread cannot be ended: its statement is, and the handler sees that as an error.
+            # A thread cannot be ended. Its statement can, and the handler sees that as an error.
             with suppress(psycopg.Error):
                 await asyncio.to_thread(connection.cancel_safe, timeout=CANCEL_TIMEOUT)
             await asyncio.wait([work], timeout=CANCEL_TIMEOUT)
-            unplug(connection)  # a silent server cancels nothing; any other has ended the transaction by now
+            unplug(connection)  # a server that does not answer cancels nothing; any other has ended the transaction
             await asyncio.wait([work])
             raise
 
@@ -374,7 +378,7 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
 
     @contextmanager
     def _begin(self) -> Iterator[tuple[psycopg.Connection, Any]]:
-        """Begin a transaction, and commit it at the end of the block; give the connection, and what handlers get."""
+        """Begin a transaction, and commit it at the end of the block; yield the connection, and what handlers get."""
         connection = self._connected()
         with connection.transaction():
             yield connection, connection
@@ -387,17 +391,17 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
             return cursor.fetchall() if cursor.description else []
 
 
-# It did what no handler may do, or left its own transaction() block open.
+# The handler did what no handler may do, or left its own transaction() block open.
 BY_HANDLER = (HandlerError, OutOfOrderTransactionNesting)
 
-# For what speaks of a session or of another transaction.
+# For errors of a session, or conflicts with another transaction.
 REPEAT_FOR = 10.0  # seconds, from the first such error on; then it counts as an attempt
 REPEAT_BACKOFF = Backoff(initial=0.02, maximum=0.25)
 
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """Tries on one database connection."""
+    """The attempts at messages on one database connection."""
 
     transactions: Transactions
     judge: Judge
@@ -407,12 +411,12 @@ class Attempt:
     state: PartitionState | None = None
 
     async def apply(self, batch: Sequence[Delivery], entry: Entry) -> Applied | Overloaded:
-        """Apply in one transaction, again and again while the database speaks of itself, and not of a message.
+        """Apply a batch in one transaction; repeat it after each error of the database that no message has caused.
 
         Raises:
-            Stopping: the consumer stops, before the database is there again or because another member has the
+            Stopping: the consumer stops, before the database is reachable again or because another member has the
                 partition. Nothing was applied, unless the answer to a commit was lost; no attempt counts.
-            Exception: what a handler raised; nothing was applied.
+            Exception: the exception of a handler; nothing was applied.
         """
         repeats, repeat_until = 0, 0.0
         with self.outages.begin() as outage:
@@ -421,12 +425,13 @@ class Attempt:
                 try:
                     applied = await self._apply(batch)
                 except PartitionLostError:
-                    await self.stopping.wait()  # the next check-in learns it, too, and stops us
+                    await self.stopping.wait()  # the next check-in finds it, too, and stops this consumer
                     raise Stopping from None
-                except Exception as error:  # by a handler: anything
+                except Exception as error:  # a handler may raise anything
                     is_outage, fault = self._is_outage(error), fault_of(error)
                     if is_outage or fault is Fault.SESSION or isinstance(error, BY_HANDLER):
-                        await self.transactions.close()  # with what a handler has set in its session, or still does
+                        # A handler may have left settings in the session, or a statement that still runs.
+                        await self.transactions.close()
                     if is_outage:
                         await outage.wait(error, self.stopping)
                         continue
@@ -469,11 +474,11 @@ class Attempt:
     def _is_outage(self, error: Exception) -> bool:
         fault = fault_of(error)
         if fault is Fault.DURATION or isinstance(error, BY_HANDLER):
-            return False  # the session is lost, too, by what the handler did
+            return False  # here, too, the session is lost, but the handler has caused that
         return isinstance(error, DatabaseUnavailableError) or self.transactions.is_lost or fault is Fault.OUTAGE
 
     async def _wait_to_repeat(self, batch: Sequence[Delivery], error: Exception, repeats: int) -> None:
-        """Wait until it is time for the next try, which costs no attempt. Raises Stopping."""
+        """Wait until it is time for the next try, which does not count as an attempt. Raises Stopping."""
         self.counters.repeated += 1
         if repeats == 1:
             reason = f"{name_of(error)}: {first_line(error)}"

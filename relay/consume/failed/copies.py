@@ -1,7 +1,7 @@
-"""Carry messages on to a retry queue or to the dead letters; the original is acknowledged once the broker has the copy.
+"""Copy messages to a retry queue or to the dead letters; the original is acknowledged once the broker has the copy.
 
-A process that dies in between leaves the original with the broker. It comes again, so there may be two copies of it:
-the inbox lets one have an effect.
+When the process dies in between, the broker still has the original and delivers it again. So there may be two copies:
+the inbox lets only one have an effect.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Settle = Callable[[Iterable[int]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelContext:
-    """What all that works on one channel shares."""
+    """The parts that everything on one channel shares."""
 
     counters: Counters
     backoff: Backoff
@@ -40,27 +40,27 @@ class ChannelContext:
 
 
 class Offer(Enum):
-    """What became of a copy that was offered to the broker."""
+    """The result of offering a copy to the broker."""
 
     TAKEN = auto()
-    REFUSED = auto()  # or not confirmed, so that the broker may have it
+    REFUSED = auto()  # or not confirmed: then the broker may have it
 
 
 class Aside(Protocol):
     """Takes over messages that cannot be applied now, and acknowledges each when it is safe elsewhere."""
 
     async def put(self, delivery: Delivery, failure: Failure) -> None:
-        """Take over one that has failed."""
+        """Take over a message that has failed."""
 
     async def put_behind(self, deliveries: Sequence[Delivery]) -> None:
-        """Take over what is not admitted, because its key is held."""
+        """Take over messages that are not admitted, because their key is held."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Copies:
-    """Copies of messages, each carried by a task: a queue that refuses holds up nobody but its own.
+    """Sends copies of messages, each in a separate task: a queue that refuses delays only its own copies.
 
-    As `Aside` (order = "skip"): what is retried passes its followers by.
+    It is the `Aside` of order="skip": the later messages of a key pass one that waits for its retry.
     """
 
     context: ChannelContext
@@ -78,7 +78,7 @@ class Copies:
         raise AssertionError(f"nothing is held, and these are not admitted: {deliveries}")
 
     def carry(self, delivered: DeliveredMessage, failure: Failure, *, poisoned: Delivery | None = None) -> None:
-        """Begin to take it over."""
+        """Start a task that sends the copy, and then acknowledges the original."""
         if self.context.stopping.is_set():
             return
         task = self.tasks.create_task(self._carry(delivered, failure, poisoned), name="consume.copy")

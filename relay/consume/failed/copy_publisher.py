@@ -1,4 +1,4 @@
-"""Publish copies of messages, and know that the broker has them."""
+"""Publish copies of messages with publisher confirms."""
 
 import asyncio
 import struct
@@ -17,13 +17,13 @@ UNSENDABLE = (TypeError, ValueError, OverflowError, struct.error)
 
 
 class CopyRefusedError(Exception):
-    """The broker does not have a copy, or did not confirm it; the words say why."""
+    """The broker does not have a copy, or did not confirm it; the message says why."""
 
 
 class CopyPublisher:
-    """Mandatory and confirmed, on a separate connection, which is opened when it is needed.
+    """Publishes copies, mandatory and confirmed, on a separate connection, which is opened at its first use.
 
-    Separate, because an alarm of the broker stops connections that publish: our acks must not wait behind that.
+    It is separate because an alarm of the broker blocks connections that publish, and acks must not wait for that.
     """
 
     def __init__(self, broker: BrokerSettings, name: str) -> None:
@@ -38,9 +38,9 @@ class CopyPublisher:
         """Send a copy to a queue, and return once the broker has it.
 
         Raises:
-            CopyRefusedError: it has not, or nobody knows.
+            CopyRefusedError: the broker does not have it, or whether it has is unknown.
         """
-        # The library finds a returned message by its message_id: no two of one are on their way together.
+        # The library finds a returned message by its message_id. So two copies with one id must not be in flight.
         turn = self._turns.setdefault(properties.message_id or "", asyncio.Lock())
         async with turn:
             try:
@@ -57,7 +57,7 @@ class CopyPublisher:
             except UNSENDABLE as error:  # by the library, before anything is sent
                 raise CopyRefusedError(f"it cannot be encoded: {error}") from error
             except (AMQPError, ChannelInvalidStateError, OSError, asyncio.CancelledError) as error:
-                # The library raises CancelledError, too, when the connection goes away under it.
+                # The library raises CancelledError, too, when the connection is lost meanwhile.
                 await connection.hang_up()
                 if is_told_to_end():
                     raise
@@ -68,7 +68,7 @@ class CopyPublisher:
             await self._connection.hang_up()
 
     async def _open(self) -> tuple[Connection, AbstractChannel]:
-        """Return a channel that is open; raises BrokerUnavailableError."""
+        """Return an open channel and its connection; raises BrokerUnavailableError."""
         if self._connection is not None and self._channel is not None:
             if not (self._connection.is_lost or self._channel.is_closed):
                 return self._connection, self._channel
@@ -89,7 +89,8 @@ class CopyPublisher:
             channel.basic_publish(content, routing_key=queue, properties=fitting, mandatory=True)
         )
         try:
-            # What is sent during an alarm is stored at its end: sent again meanwhile, it would be there twice.
+            # The broker stores a copy that was sent during an alarm when the alarm ends. If the consumer sent it again
+            # meanwhile, the queue would have it twice.
             while not (await asyncio.wait([publishing], timeout=self._broker.confirm_timeout))[0]:
                 if connection.blocked is None:
                     raise TimeoutError(f"no answer within {self._broker.confirm_timeout:g} s")

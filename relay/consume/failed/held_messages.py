@@ -1,4 +1,4 @@
-"""Hold the keys of failed messages (order = "hold"), and try their heads when they are due, one at a time."""
+"""Hold the keys of failed messages (order = "hold"), and try the first message of each key when it is due."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,27 +17,27 @@ from relay.consume.message import Delivery
 from relay.errors import DatabaseUnavailableError
 from relay.runtime.backoff import Stopping, wait_for_event
 
-TAKEN_INTERVAL = 0.1  # seconds between two looks while what is due is in the hands of another process
-LOOK_INTERVAL = 5.0  # seconds between two looks for what another process has left behind
+TAKEN_INTERVAL = 0.1  # seconds between two looks while another process works on the message that is due
+LOOK_INTERVAL = 5.0  # seconds between two looks for messages that another process has left behind
 
 
 class Work(Enum):
-    """Whether a head was due, which then was worked on."""
+    """Whether a head was due; if so, it was worked on."""
 
     DONE = auto()
     NONE_DUE = auto()
 
 
 class Held(Enum):
-    """What became of a held message that failed again."""
+    """The result for a held message that failed again."""
 
-    BURIED = auto()  # it is a dead letter, and what was behind it is due
-    WAITING = auto()  # it stays in the table, and is tried, or buried, later
+    BURIED = auto()  # it is a dead letter, and the next message of its key is due
+    WAITING = auto()  # it stays in the table, and is tried, or made a dead letter, later
 
 
 @dataclass(slots=True, kw_only=True)
 class HeldMessages:
-    """See `copies.Aside`: here a message is safe in the table. `run` works on it."""
+    """The `copies.Aside` of order="hold": a message is safe in the table. `run` tries the heads, one at a time."""
 
     context: ChannelContext
     table: HeldTable
@@ -45,7 +45,7 @@ class HeldMessages:
     gate: OverloadGate
     judge: Judge
     copies: Copies
-    unfit_for: Callable[[Delivery], Failure | None]  # our handlers
+    unfit_for: Callable[[Delivery], Failure | None]  # a failure if no handler takes the message
     poison_limit: int
     _wake: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _claimed: Head | None = field(init=False, default=None)
@@ -63,7 +63,7 @@ class HeldMessages:
         self._is_held(deliveries)
 
     async def run(self) -> None:
-        """Try the heads that are due, until we are to stop."""
+        """Try the heads that are due, until the consumer stops."""
         look_at = 0.0
         outage = self.attempt.outages.begin()
         try:
@@ -75,13 +75,13 @@ class HeldMessages:
                     self._wake.clear()
                     is_idle = await self._work_on_one() is Work.NONE_DUE
                     pause = min(await self._due_in(), look_at - monotonic()) if is_idle else 0.0
-                    outage.end()  # before the pause: it would say for seconds that the database is lost
+                    outage.end()  # before the pause, or the consumer would report a lost database for seconds more
                     if is_idle:
                         await wait_for_event(self._wake, pause)
                 except DatabaseUnavailableError as error:
                     await outage.wait(error, self.context.stopping)
         except Stopping:
-            pass  # what is claimed stays so until `let_go`
+            pass  # the claimed head stays claimed until `let_go`
         finally:
             outage.leave()
             await self.attempt.close()
@@ -90,9 +90,9 @@ class HeldMessages:
         self._wake.set()
 
     async def let_go(self) -> None:
-        """Release what is claimed: this consumer has ended its attempt."""
+        """Release the claimed head: this consumer has ended its attempt."""
         if self._claimed is not None:
-            with suppress(DatabaseUnavailableError):  # then it counts as one that did not end
+            with suppress(DatabaseUnavailableError):  # then the attempt counts as one that did not end
                 await self.table.release(self._claimed)
             self._claimed = None
 
@@ -129,7 +129,7 @@ class HeldMessages:
                     applied = await self.attempt.apply([head.delivery], entry)
                 except Stopping:
                     raise
-                except Exception as error:  # by a handler: anything
+                except Exception as error:  # a handler may raise anything
                     failure = self.judge.failure(error, head.history)
                     self.context.counters.failed += 1
                     log_failure(head.delivery, failure, error)
@@ -145,7 +145,7 @@ class HeldMessages:
         return Work.DONE
 
     async def _connect(self) -> None:
-        """Connect for a try; who cannot gives back the claim, which would lapse and count as a death."""
+        """Connect for a try. If that fails, release the claim: else it would expire and count as a death."""
         try:
             await self.attempt.connect()
         except DatabaseUnavailableError:
@@ -153,7 +153,7 @@ class HeldMessages:
             raise
 
     def _verdict(self, head: Head) -> Failure | None:
-        """Return the failure for which it is not tried; None: it is tried."""
+        """Return the failure for which the head is not tried; None: it is tried."""
         if head.dead is None and head.unended >= self.poison_limit:
             return poisoned(head.unended, head.history)
         return head.dead or self.unfit_for(head.delivery)

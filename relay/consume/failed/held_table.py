@@ -1,7 +1,7 @@
-"""The messages that are held: those that failed and wait for their next try, and behind each what came of its key.
+"""The held messages: those that failed and wait for their next try, and the later messages of their keys.
 
-A row is committed before its message is acknowledged. It goes away in the transaction that applies the message, or once
-the broker has it as a dead letter. The first row of a key is its head; only heads are tried.
+A row is committed before its message is acknowledged. The row is deleted in the transaction that applies the message,
+or once the broker has the message as a dead letter. The first row of a key is its head; only heads are tried.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from relay.consume.message import Delivery, read_delivery
 from relay.logger import get_logger
 from relay.observe.printable import printable
 
-NOTHING_YET = dict.fromkeys(("last_failed_at", "wait", "exception", "error", "reason"))  # of a follower
-# After it another process may try a held message; while a handler has it, its row is locked. So long a key waits for
-# each process that dies of its message.
+NOTHING_YET = dict.fromkeys(("last_failed_at", "wait", "exception", "error", "reason"))  # for a message behind a head
+# After this time another process may try a claimed message; while a handler works on it, its row is locked. So a key
+# waits this long after each process that dies of its message.
 CLAIM_FOR = timedelta(seconds=10)
-PUT_OFF_FOR = timedelta(seconds=30)  # what cannot be read
+PUT_OFF_FOR = timedelta(seconds=30)  # for a message that cannot be read
 
 log = get_logger("relay.consume")
 
-# Of arriving messages those are admitted whose key is not held. ORDER BY with LIMIT can only be had from the index.
-# EXISTS is a scan of all that is held when the statistics say that nothing is (tests/consume/test_plans.py).
+# An arriving message is admitted if its key is not held. With ORDER BY and LIMIT the server must use the index. With
+# EXISTS it scans the whole table when its statistics say that the table is empty (tests/consume/test_plans.py).
 NOT_HELD = Admission(
     where="""(
         SELECT held.position FROM {schema}.held_message AS held
@@ -39,7 +39,7 @@ NOT_HELD = Admission(
     ) IS NULL"""
 )
 
-# A held message is taken out as it is applied. Another process that has it in hand keeps it.
+# A held message is deleted in the transaction that applies it. A row that another process has locked is skipped.
 TAKEN = Admission(
     beginning="""
         chosen AS (
@@ -56,8 +56,8 @@ TAKEN = Admission(
     where="message_id IN (SELECT taken.message_id FROM taken)",
 )
 
-# What is held already stays as it is, but is another version of its row then: see DELETE. What waits to become a dead
-# letter may be one already, which an operator has sent back: it must be tried.
+# A message that is held already stays as it is, but its row gets a new version: see DELETE. A message that waits to
+# become a dead letter may already be one that an operator has sent back: then it must be tried.
 PUT = """
     INSERT INTO {schema}.held_message AS held (
         consumer_name, partition, key, message_id, event_type, exchange, routing_key, envelope, body,
@@ -91,7 +91,7 @@ CLAIM = """
         first_failed_at, last_failed_at, exception, error, reason, begun, held.xmin::text
 """
 
-# A role that may change `due_at` may have written -infinity, from which nothing can be subtracted.
+# A role that may change `due_at` may have written -infinity, with which the server cannot subtract.
 NEXT_DUE = """
     SELECT extract(epoch FROM greatest(due_at, now()) - now())::float8 FROM {schema}.held_message
     WHERE consumer_name = %(consumer)s AND due_at < 'infinity'
@@ -99,8 +99,9 @@ NEXT_DUE = """
     ORDER BY due_at LIMIT 1
 """
 
-# A follower waits until it is the first of its key and a process says so. Two processes say so, each after its commit:
-# the one that took out the message before it, and the one that put it there. One of them sees the other.
+# A message behind a head waits until it is the first of its key and a process makes it due. Two processes do that, each
+# after its commit: the one that deleted the message before it, and the one that put it there. At least one of them sees
+# the other's commit.
 PROMOTE = """
     UPDATE {schema}.held_message SET due_at = now()
     WHERE due_at = 'infinity' AND position IN (
@@ -109,8 +110,8 @@ PROMOTE = """
     )
 """
 
-# The same for all keys, as a process may have died before it said so. One step in the index for each key, however many
-# messages it has.
+# The same for all keys, as a process may have died before it made a message due. It costs one step in the index for
+# each key, however many messages the key has.
 PROMOTE_ALL = """
     WITH RECURSIVE head (key, position, due_at) AS (
         (SELECT key, position, due_at FROM {schema}.held_message
@@ -126,8 +127,8 @@ PROMOTE_ALL = """
     WHERE position = ANY(ARRAY(SELECT position FROM head WHERE due_at = 'infinity'))
 """
 
-# Nobody but the holder of a partition tries its messages: what is claimed at that moment, a former holder has left
-# behind.
+# Only the holder of a partition tries its messages. So a message that is still claimed when the holder looks was left
+# behind by a former holder.
 UNCLAIM = """
     UPDATE {schema}.held_message SET due_at = now()
     WHERE consumer_name = %(consumer)s AND partition = %(partition)s AND begun > 0
@@ -157,8 +158,8 @@ PUT_OFF = """
     WHERE position = %(position)s
 """
 
-# Not if it has come again since it was claimed: perhaps an operator has sent the dead letter back the moment it was
-# there. The copy was then acknowledged because the row is here.
+# The row stays if the message has come again since the claim: an operator may have sent the dead letter back at once.
+# That copy was acknowledged because this row exists.
 DELETE = """
     DELETE FROM {schema}.held_message WHERE position = %(position)s AND xmin = %(version)s::xid
     RETURNING position
@@ -166,7 +167,7 @@ DELETE = """
 
 
 class _Row(NamedTuple):
-    """What `CLAIM` gives."""
+    """The columns that `CLAIM` returns."""
 
     position: int
     message_id: UUID
@@ -189,27 +190,27 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The first held message of a key, claimed by us."""
+    """The first held message of a key, claimed by this process."""
 
     position: int
-    version: str  # of its row, as we claimed it
+    version: str  # of its row, at the claim
     delivery: Delivery
-    unended: int  # tries that did not end
+    unended: int  # attempts that did not end
     history: History
-    dead: Failure | None  # it waits to become a dead letter
+    dead: Failure | None  # set when it waits to become a dead letter
 
 
 class NoHead(Enum):
     """Why a claim took no head."""
 
     NONE_DUE = auto()
-    UNREADABLE = auto()  # and so it was put off
+    UNREADABLE = auto()  # the head was put off
 
 
 class HeldTable:
     """The held messages of one consumer, or of the partition that it holds.
 
-    What raises DatabaseUnavailableError may have been done.
+    When a method raises DatabaseUnavailableError, its statement may have been done.
     """
 
     def __init__(self, inbox: Inbox, session: InboxSession, fence: Fence | None = None) -> None:
@@ -223,21 +224,21 @@ class HeldTable:
         await self._session.insist(stopping, self._inbox.statement(PUT), row)
 
     async def put_behind(self, deliveries: Sequence[Delivery], stopping: asyncio.Event) -> None:
-        """Hold messages behind what is held of their keys, in this order. Raises Stopping: they may not be held."""
+        """Hold messages behind the held ones of their keys, in this order. Raises Stopping: they may not be held."""
         rows = [{**self._row(delivery), **NOTHING_YET} for delivery in deliveries]
         keys = sorted({delivery.key for delivery in deliveries})
         await self._session.insist(stopping, self._inbox.statement(PUT), *rows)
         await self._session.insist(stopping, self._inbox.statement(PROMOTE), self._of(keys=keys))
 
     async def claim(self) -> Head | NoHead:
-        """Take a head that is due, and write down that an attempt begins."""
+        """Claim a head that is due, and write down that an attempt begins."""
         rows = await self._run(CLAIM, claim=CLAIM_FOR)
         if not rows:
             return NoHead.NONE_DUE
         row = _Row(*rows[0])
         try:
             return self._head(row)
-        except Exception as error:  # whatever it is: it is kept, perhaps for a later release, and other keys go on
+        except Exception as error:  # any: the row is kept, perhaps for a later release, and other keys go on
             await self._put_off(row, name_of(error), f"it cannot be read: {first_line(error)}")
             return NoHead.UNREADABLE
 
@@ -247,7 +248,7 @@ class HeldTable:
         return float(rows[0][0]) if rows else None
 
     async def look_around(self) -> int:
-        """Find what others have left behind; tell how many messages are held."""
+        """Make due the messages that other processes have left behind, and return how many messages are held."""
         await self._run(PROMOTE_ALL)
         if self._fence is not None:
             await self._run(UNCLAIM)
@@ -255,11 +256,11 @@ class HeldTable:
         return int(count)
 
     async def postpone(self, head: Head, failure: Failure, wait: float) -> None:
-        """A try has ended; the next one is in `wait` seconds."""
+        """Write down that an attempt has failed; the next one is in `wait` seconds."""
         await self._run(POSTPONE, position=head.position, wait=timedelta(seconds=wait), **_told(failure))
 
     async def release(self, head: Head) -> None:
-        """A try has not taken place."""
+        """Give up the claim: the attempt has not taken place."""
         await self._run(RELEASE, position=head.position)
 
     async def delete_unchanged(self, head: Head) -> bool:
@@ -267,7 +268,7 @@ class HeldTable:
         return bool(await self._run(DELETE, position=head.position, version=head.version))
 
     async def promote(self, head: Head) -> None:
-        """It is gone; what was behind it is due."""
+        """Make the next message of a key due, after its head is gone."""
         await self._run(PROMOTE, keys=[head.delivery.key])
 
     async def _run(self, statement: LiteralString, **parameters: Any) -> list[tuple[Any, ...]]:
@@ -312,7 +313,7 @@ class HeldTable:
             self._fence.stamp(delivered)
         read = read_delivery(delivered, self._inbox.consumer_name)
         assert isinstance(read, Delivery), "only what could be read is held"  # noqa: S101
-        # As it was held: the scope of the inbox may have been another one.
+        # With the key and id under which it was held: the inbox may have had another scope then.
         delivery = replace(read, key=row.key, message=replace(read.message, inbox_id=row.message_id))
         history = History(row.attempts, row.first_failed_at)
         dead = None

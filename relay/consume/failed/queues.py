@@ -1,7 +1,7 @@
-"""The queues next to the one that is consumed: where messages wait for their next try, and where the dead letters go.
+"""The queues next to the consumed one: retry queues, where messages wait for their next try, and the dead letters.
 
-And what a pool has in place of that one: a queue for each partition. Declared at the start of a consumer and never on a
-reconnect (`relay.servers.rabbitmq.topology` says why), or at the deployment.
+A pool has a queue for each partition in place of the consumed one. A consumer declares them at its start and never on a
+reconnect (`relay.servers.rabbitmq.topology` says why), or the deployment declares them.
 """
 
 from collections.abc import Iterable
@@ -21,12 +21,12 @@ from relay.servers.rabbitmq.topology import Standing, declare
 
 Thing = TypeVar("Thing", Exchange, Queue, Binding)
 
-BY_LANE = {"x-match": "all-with-x"}  # "all" passes over headers that begin with x-
+BY_LANE = {"x-match": "all-with-x"}  # "all" ignores headers that begin with x-
 PARTITIONS = 16  # of a pool: the lanes of the relay
 
 log = get_logger("relay.consume")
 
-# Without it a message that is on its way back is gone when its queue cannot take it. It needs reject-publish.
+# Without it, a message on its way back is lost when its queue cannot take it. It needs reject-publish.
 AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once"}
 
 
@@ -43,7 +43,7 @@ def partition_queue_names(queue: str) -> list[str]:
 
 
 def came_from(letter: DeliveredMessage, queue: str) -> str:
-    """Name the queue from which a dead letter of a consumed queue came: a pool has one for each partition."""
+    """Return the name of the queue from which a dead letter came: a pool has one for each partition."""
     headers = letter.header.properties.headers or {}
     partition, deaths = headers.get(PARTITION), headers.get("x-death")
     if type(partition) is int and 0 <= partition < PARTITIONS:
@@ -53,8 +53,9 @@ def came_from(letter: DeliveredMessage, queue: str) -> str:
 
 
 def retry_queue_name(queue: str, step: float) -> str:
-    """Name the retry queue of a step by its milliseconds. A queue's arguments cannot be changed, so other settings need
-    other queues, and what is in the old ones still comes back.
+    """Return the name of the retry queue of a step, which has the step's milliseconds.
+
+    A queue's arguments cannot be changed, so other settings need other queues. Messages in old queues still come back.
     """
     return f"{queue}.retry.{round(step * 1000)}"
 
@@ -78,11 +79,12 @@ def retry_queues(queue: str, steps: Iterable[float]) -> list[Queue]:
 
 
 def pool_topology(queue: str) -> list[Exchange | Queue | Binding]:
-    """Return what a pool has at the broker.
+    """Return the exchanges, queues and bindings of a pool.
 
-    Bind its exchange to where the events come from. It hands each message to the queue of its partition, by the header
-    in which the relay tells the lane. What has no such header goes to the dead letters. The queue of a partition stays
-    where it is, whichever member consumes it: so do the messages that a dead member had in hand.
+    The operator binds its exchange `<queue>.partitions` to the exchange of the events. The broker routes a message to
+    the queue of its partition by the header in which the relay writes the lane. A message without that header goes to
+    the dead letters. A partition keeps its queue, whichever member consumes it. So the messages that a dead member had
+    in flight stay in that queue.
     """
     dead, exchange, astray = dead_queue_name(queue), f"{queue}.partitions", f"{queue}.unpartitioned"
     partitions = [
@@ -117,14 +119,14 @@ async def prepare(
     consumed: str | None = None,
     may_declare: bool,
 ) -> None:
-    """Check that the consumed queue is there, and what belongs to it; declare what is missing of that when we may.
+    """Check that the consumed queue and those next to it exist; with `may_declare`, declare what is missing next to it.
 
-    A dead-letter queue is taken as it is; the others must have their arguments, if the user may ask for them.
+    A dead-letter queue is taken as it is. With `may_declare`, the others must have the expected arguments.
 
     Raises:
-        QueueMissingError: there is nothing to consume.
-        QueueUnfitError: a queue or exchange next to it is missing, or has other arguments; it names it, its arguments
-            and what to do.
+        QueueMissingError: the consumed queue does not exist.
+        QueueUnfitError: a queue or exchange next to it is missing, or has other arguments. The error names it and its
+            arguments, and says what to do.
         BrokerUnavailableError: no connection, or it was lost.
     """
     connection = await connect(broker, f"outbox-consumer {consumer_name} queues")
@@ -143,7 +145,7 @@ async def prepare(
 
 async def _see_to(connection: Connection, thing: Exchange | Queue | Binding, *, may_declare: bool) -> None:
     if isinstance(thing, Binding) and not may_declare:
-        return  # nobody can see whether it is there
+        return  # a client cannot ask whether a binding exists
     is_ours = not isinstance(thing, Queue) or thing.dead_letter_exchange is not None
     told = await declare(connection, thing, compare=is_ours and may_declare, dry_run=not may_declare)
     if told.standing in (Standing.MISSING, Standing.DIFFERS, Standing.FAILED):

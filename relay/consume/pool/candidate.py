@@ -21,7 +21,7 @@ from relay.runtime.silence import Silence
 from relay.servers.postgres.database import connect_async, one_line, require_session
 
 STAND_BY_INTERVAL = 0.25  # seconds between two looks whether there is a master, while there are members
-MASTER_TIMEOUT = 2.0  # seconds without a sign of the master, after which its session is ended
+MASTER_TIMEOUT = 2.0  # seconds without a sign of the master, after which a candidate ends its session
 BACKOFF = Backoff(0.1, 3.0)
 END_TIMEOUT = 1.0  # seconds to resign in
 
@@ -39,7 +39,7 @@ IN_USE = SQL("""
     SELECT EXISTS (SELECT FROM {schema}.pool_member), EXISTS (SELECT FROM {schema}.pool_master)
 """)
 
-# The session that has the lock, if its master has not been seen since.
+# Ends the session that has the lock, if its master has given no sign since `seen_at`.
 END = SQL("""
     SELECT pg_terminate_backend(lock.pid)
     FROM pg_locks AS lock JOIN {schema}.pool_master AS master ON master.backend_pid = lock.pid
@@ -54,11 +54,11 @@ log = get_logger("relay.pool")
 
 
 class Candidate:
-    """Is the master, or waits until there is no other.
+    """Is the master of the pools, or waits until there is no other master.
 
     Args:
-        beside: a relay in the same process logs that the database is lost. So a lost session is told only where a pool
-            has members.
+        beside: a relay runs in the same process, and logs when the database is lost. So the candidate logs a lost
+            session only when a pool has members.
     """
 
     def __init__(self, database: DatabaseSettings, name: str, *, beside: bool = False) -> None:
@@ -78,7 +78,7 @@ class Candidate:
         """Stand by, and be the master when there is no other, until `stopping` is set.
 
         Raises:
-            SchemaError, AccessError, ConfigurationError: at the start; later what is lost is waited for.
+            SchemaError, AccessError, ConfigurationError: at the start. Later it waits until the fault is over.
         """
         with suppress(Stopping):
             await unless_stopping(self.stopping, self._stand())
@@ -95,7 +95,7 @@ class Candidate:
                 failures = 1 if time.monotonic() - began > BACKOFF.maximum else failures + 1
                 if not self._is_lost and (self._in_use or not self._beside):
                     log.warning("pool.session_lost", reason=one_line(error) or "no answer in time")
-                self._is_lost = True  # which is told once, however often it is tried
+                self._is_lost = True  # so that the log says it once, however many tries follow
                 await wait_for_event(self.stopping, BACKOFF.seconds(failures))
             except OutboxError:
                 if not was_there:
@@ -134,11 +134,11 @@ class Candidate:
                     else:
                         pause, self._in_use = await master.look(), master.has_members
                 self._is_lost = False
-                async for _ in connection.notifies(timeout=pause, stop_after=1):  # by a member or a master
+                async for _ in connection.notifies(timeout=pause, stop_after=1):  # a member or a master notifies
                     pass
         finally:
             if master is not None:
-                with suppress(psycopg.Error, TimeoutError):  # lost: so is the lock
+                with suppress(psycopg.Error, TimeoutError):  # with a lost session, the lock is gone anyway
                     async with asyncio.timeout(END_TIMEOUT):
                         await connection.execute(RESIGN.format(self._channel))
 
@@ -151,10 +151,10 @@ class Candidate:
         return True
 
     async def _stand_by(self, connection: AsyncConnection) -> float:
-        """End the session of a master that is frozen; tell after how many seconds to look again."""
+        """End the session of a frozen master, and return after how many seconds to look again."""
         row = await (await connection.execute(self._sql(MASTER))).fetchone()
         self._in_use = row is not None and row[2]
-        if row is None or not self._in_use:  # without members there is nothing that it would be seen by
+        if row is None or not self._in_use:  # without members a master gives no signs
             return IDLE_INTERVAL
         if self._silence.look({row[:2]: row}, time.monotonic()):
             try:
@@ -175,7 +175,7 @@ class Candidate:
 
 @asynccontextmanager
 async def candidate_beside(settings: Settings) -> AsyncIterator[None]:
-    """Be a candidate for as long as the block lasts, where `relay.pools` says so; what fails is told, and no more."""
+    """Run a candidate during the block if `relay.pools` is set. Its failure is logged, and does not end the block."""
     if not settings.relay.pools:
         yield
         return

@@ -1,6 +1,7 @@
-"""What a member tells the pool's tables, and is told by them: that it lives, which partitions it holds, what it let go.
+"""The check-ins of a member: it writes into the pool's tables that it lives, and reads which partitions it holds.
 
-Through whichever way its inbox reaches the database; nothing here needs a session, so a pooler may stand in between.
+It uses the connection of its inbox. Each statement is a transaction and needs no session, so a pooler may stand in
+between.
 """
 
 from dataclasses import dataclass
@@ -32,11 +33,11 @@ JOIN = """
     SELECT incarnation, pg_notify({channel}, %(pool)s) FROM joined
 """
 
-# A member may be frozen before its COMMIT, and the master waits for the rows that are locked here. So the server ends
-# the transaction of one that is as silent as a dead one.
+# A member may freeze before its COMMIT, and the master waits for the rows that are locked here. So the server ends the
+# transaction of a member that is silent for the time after which it is taken for dead.
 END_OF_FROZEN = "set_config('idle_in_transaction_session_timeout', {}, true)"
 
-# Whether it is on disk matters to nobody: the next one comes soon. A disk that is slow must not make members look dead.
+# A check-in need not be on disk, as the next one comes soon. A slow disk must not make members look dead.
 CHECK_IN = """
     WITH settings AS (SELECT {end_of_frozen}, set_config('synchronous_commit', 'off', true)),
     here AS (
@@ -76,23 +77,26 @@ class HeldPartition:
 
     fence: Fence
     is_wanted: bool  # by another member
-    taken_from: str | None  # a holder that was gone
+    taken_from: str | None  # the former holder, if it was gone before it released the partition
 
 
 class Joining(Enum):
-    """What became of an attempt to join the pool."""
+    """The result of an attempt to join the pool."""
 
     JOINED = auto()
-    NAME_TAKEN = auto()  # by a member that lives, or by one that the master has not removed yet
+    NAME_TAKEN = auto()  # by a living member, or by a dead one that the master has not removed yet
 
 
 def pool_channel(schema: str) -> str:
-    """Name the channel on which members notify the master."""
+    """Return the name of the channel on which members notify the master."""
     return f"{schema}.pool"
 
 
 class CheckIn:
-    """One member among the others. What raises DatabaseUnavailableError may have been done."""
+    """A member's statements on the pool's tables.
+
+    When a method raises DatabaseUnavailableError, its statement may have been done.
+    """
 
     def __init__(self, inbox: Inbox, session: InboxSession, *, queue: str, member: str, timeout: float) -> None:
         self._inbox = inbox
@@ -117,8 +121,9 @@ class CheckIn:
         return Joining.JOINED
 
     async def check_in(self, *, leaving: bool, unacknowledged: int) -> list[HeldPartition]:
-        """Report that the member lives, and return what it holds. If the master has removed it: nothing, and
-        `is_member` is false.
+        """Report that the member lives, and return the partitions that it holds.
+
+        If the master has removed the member, the list is empty and `is_member` is false.
         """
         rows = await self._run(CHECK_IN, leaving=leaving, unacknowledged=unacknowledged)
         if not rows:
@@ -130,7 +135,7 @@ class CheckIn:
         ]
 
     async def release(self, fence: Fence) -> None:
-        """Let a partition go: nothing of it is in our hands any more."""
+        """Release a partition; the member must have nothing of it in flight."""
         await self._run(RELEASE, partition=fence.partition, epoch=fence.epoch)
 
     async def leave(self) -> None:

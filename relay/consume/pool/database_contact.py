@@ -1,5 +1,6 @@
-"""Whether the database hears a member. The master takes a member that is not heard for dead, and gives its partitions
-to others.
+"""Whether a member's check-ins reach the database.
+
+When they do not, the master takes the member for dead, and gives its partitions to others.
 """
 
 import asyncio
@@ -9,11 +10,11 @@ from time import monotonic
 class DatabaseContact:
     """Lost when no check-in was answered for the time-out, and kept again with the next answer.
 
-    Without it a member applies nothing anyway. But a member that has lost only the database goes on at the broker.
-    While its channels are open, the queues of its partitions give their new holders nothing.
+    Without the database a member applies nothing anyway. But a member that has lost only the database still has open
+    channels at the broker. While they are open, the queues of its partitions deliver nothing to their new holders.
 
     Attributes:
-        kept, lost: one of them is set.
+        kept, lost: exactly one of them is set.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -23,13 +24,13 @@ class DatabaseContact:
         self.keep()
 
     def keep(self) -> None:
-        """Take note of a check-in that was answered, after the member has done what the answer asked for."""
+        """Note that a check-in was answered. The member calls this after it has acted on the answer."""
         self._answered_at = monotonic()
         self.lost.clear()
         self.kept.set()
 
     async def watch(self) -> None:
-        """Notice, until cancelled, that it is lost."""
+        """Set `lost` when the time-out has passed without an answer; runs until cancelled."""
         while True:
             await self.kept.wait()
             left = self._answered_at + self._timeout - monotonic()

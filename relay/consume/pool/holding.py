@@ -1,4 +1,4 @@
-"""A partition in our hands: from when we are told that it is ours until nothing of it is left with us."""
+"""A partition that this member holds, from its assignment until it has no message in flight here."""
 
 import asyncio
 from enum import Enum, auto
@@ -21,12 +21,12 @@ from relay.runtime.backoff import Stopping, raise_if_set, wait_for_event
 log = get_logger("relay.consume")
 
 
-STUCK_INTERVAL = 0.1  # seconds between two looks at what a former holder left behind
-STUCK_PATIENCE = 60.0  # seconds until which the broker has noticed that the former holder is gone
+STUCK_INTERVAL = 0.1  # seconds between two looks at the messages that a former holder left behind
+STUCK_PATIENCE = 60.0  # seconds within which the broker notices that the former holder is gone
 
 
 class HookResult(Enum):
-    """What became of a call of a hook, such as `on_assigned`."""
+    """The result of a call of a hook, such as `on_assigned`."""
 
     DONE = auto()  # also when the application gave no hook
     FAILED = auto()
@@ -37,11 +37,12 @@ class Holding:
 
     Args:
         connection: the member's connection.
-        contact: whether the database hears the member.
-        taken_from: the former holder, when it was gone.
+        contact: whether the member's check-ins reach the database.
+        taken_from: the former holder, if it was gone before it released the partition.
         consumed: set once the member has consumed any partition.
     Attributes:
-        refusal: why the broker lets the member consume no partition: `run` has returned for it.
+        refusal: set when the broker refuses the partition's queue to a member that has consumed nothing yet. `run` has
+            returned because of it.
     """
 
     def __init__(
@@ -74,17 +75,17 @@ class Holding:
         return self._partition.is_lost
 
     def stop(self) -> None:
-        """Settle what is under way, and let go; `run` returns then."""
+        """Settle the messages in flight, and release the partition; then `run` returns."""
         self.setup.stop.set()
 
     def lose(self) -> None:
-        """Another member has it: what is under way is rolled back."""
+        """Stop at once, as another member holds the partition: running transactions are rolled back."""
         self._partition.is_lost = True
         self.setup.stop_at_once.set()
         self.setup.stop.set()
 
     async def run(self) -> None:
-        """Hold it until `stop` or `lose`, or until the broker refuses it to a member that has consumed nothing yet."""
+        """Hold the partition until `stop` or `lose`, or until `refusal` is set."""
         try:
             await self._load_first()
         except Stopping:
@@ -119,14 +120,14 @@ class Holding:
         try:
             await consume(self.setup, channel, self._tell_ready, cut_off=self._contact.lost)
         finally:
-            await close(channel)  # also where it did not come to consuming
+            await close(channel)  # also if consuming did not begin
 
     def _tell_ready(self) -> None:
         self.is_consuming, self.hindrance = True, None
         self._consumed.set()
 
     async def _load_first(self) -> None:
-        """Load the state, however often that takes. Raises Stopping: the partition must be let go first."""
+        """Call `on_assigned` until it succeeds. Raises Stopping: the partition must be released before."""
         raise_if_set(self.setup.stop)
         failures = 0
         while await self._call(self._policy.on_assigned) is HookResult.FAILED:
@@ -136,7 +137,7 @@ class Holding:
             raise_if_set(self.setup.stop)
 
     async def _load(self) -> None:
-        """Load the state again. Raises DatabaseUnavailableError: the hook failed."""
+        """Load the state again. Raises DatabaseUnavailableError: the hook has failed."""
         if await self._call(self._policy.on_assigned) is HookResult.FAILED:
             raise DatabaseUnavailableError("on_assigned fails: the state of the partition cannot be loaded")
 
@@ -144,9 +145,10 @@ class Holding:
         if hook is None:
             return HookResult.DONE
         try:
-            # In a thread: a member whose event loop stands still is taken for dead. An async one only begins there.
+            # In a thread, because a member whose event loop stands still is taken for dead. An async hook only begins
+            # there, and runs in the event loop.
             await in_own_task(call_in_thread(hook, self._partition))
-        except Exception as error:  # the user's code may raise anything, and the other partitions must go on
+        except Exception as error:  # a hook may raise anything, and the other partitions must go on
             words = f"{name_of(error)}: {first_line(error)}"
             log.error(
                 "pool.hook_failed",
@@ -162,7 +164,7 @@ class Holding:
     async def _watch_stuck(self) -> None:
         """Log when the messages that a former holder left behind are settled, if there were any."""
         began, counters = monotonic(), self.setup.counters
-        while not counters.deliveries:  # before that the broker takes back what the former holder had in hand
+        while not counters.deliveries:  # the broker first takes back the former holder's messages in flight
             if monotonic() - began > STUCK_PATIENCE:
                 return
             await asyncio.sleep(STUCK_INTERVAL)

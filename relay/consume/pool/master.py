@@ -1,7 +1,7 @@
-"""The master of the pools: it sees who has fallen silent, and gives every partition to one who lives.
+"""The master of the pools: it notices members that have fallen silent, and gives every partition to a living member.
 
-One of all candidates is master, while its session holds an advisory lock. It keeps nothing to itself: the next master
-finds everything in the tables.
+One of all candidates is the master, while its session holds an advisory lock. All its state is in the tables, where the
+next master finds it.
 """
 
 import time
@@ -25,13 +25,13 @@ LOCK_TIMEOUT = "1s"
 
 BEAT = SQL("UPDATE {schema}.pool_master SET seen_at = now()")
 
-# It may have checked in since we looked.
+# The member may have checked in since the master looked; then it stays.
 REMOVE = SQL("""
     DELETE FROM {schema}.pool_member
     WHERE pool = %(pool)s AND name = %(name)s AND incarnation = %(incarnation)s AND checked_in_at = %(checked_in_at)s
 """)
 
-# Its holder may have released it since we looked; then the next look finds it free.
+# The holder may have released the partition since the master looked; then the next look finds it free.
 CHANGE = SQL("""
     UPDATE {schema}.pool_partition
     SET epoch = %(epoch)s, member = %(member)s, wanted_by = %(wanted_by)s,
@@ -41,7 +41,7 @@ CHANGE = SQL("""
         AND epoch = %(old_epoch)s AND member IS NOT DISTINCT FROM %(old_member)s
 """)
 
-# The sessions that are within the fence of one of these partitions (`relay.consume.apply.fence`).
+# Ends the sessions that are within the fence of one of these partitions (`relay.consume.apply.fence`).
 END = SQL("""
     SELECT pid, pg_terminate_backend(pid)
     FROM pg_locks
@@ -53,7 +53,7 @@ log = get_logger("relay.pool")
 
 
 class Master:
-    """Works on one session, which has the lock."""
+    """Works on one session, which holds the lock."""
 
     def __init__(self, connection: AsyncConnection, schema: str) -> None:
         self._connection = connection
@@ -68,7 +68,7 @@ class Master:
         return self._known is not None and any(self._known.values())
 
     async def look(self) -> float:
-        """Do what must be done, and return after how many seconds to look again."""
+        """Look at all pools, move their partitions as needed, and return after how many seconds to look again."""
         pools = await read_pools(self._connection, self._schema)
         self._tell_members(pools)
         for pool in pools:
@@ -115,11 +115,11 @@ class Master:
         try:
             await self._change(pool, silent=silent, members=members, partitions=partitions, changed=changed)
         except psycopg.errors.LockNotAvailable:
-            # A member that is gone for us is still in a transaction: no other gets its partition before that has ended.
+            # A member that is taken for dead is still in a transaction: its partition waits until that has ended.
             log.warning("pool.partitions_locked", pool=pool.name, members=[member.name for member in silent])
 
     async def _end_sessions(self, pool: Pool, silent: Sequence[Member]) -> None:
-        """End the transactions of members that are gone: what a frozen one has begun would hold up its successors."""
+        """End the sessions of members that are gone: the transaction of a frozen one would hold up its successors."""
         names = {member.name for member in silent}
         held = [each.assigned.partition for each in pool.partitions if each.assigned.member in names]
         if not held:
@@ -151,7 +151,7 @@ class Master:
                 cursor = await self._connection.execute(
                     REMOVE.format(schema=names), {**row, "checked_in_at": member.checked_in_at}
                 )
-                if not cursor.rowcount:  # it lives: begin again with what we see then
+                if not cursor.rowcount:  # the member lives: give up this change, and let the next look decide
                     raise psycopg.Rollback
             for each in changed:
                 before = old[each.partition]

@@ -1,10 +1,10 @@
-"""A member of a pool: it consumes the partitions that the master gives it, and lets them go when it is told to.
+"""A member of a pool: it consumes the partitions that the master gives it, and releases them when the master asks.
 
     member = PartitionedConsumer("billing", [total], inbox=Inbox(database, "billing"), broker=broker,
                                  pool=PoolPolicy(on_assigned=load, on_revoked=save))
     asyncio.run(member.run())
 
-`billing.partitions` is the exchange to bind. docs/partitioned-consumers.md draws who tells what to whom.
+`billing.partitions` is the exchange to bind. docs/partitioned-consumers.md has a drawing of the pool's parts.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from relay.runtime.forks import Opened
 from relay.runtime.stopping import cut_after, shared_signals
 
 CHECK_INS = 4  # within the time-out
-# To the database, when it holds all partitions: two for each, for its messages and for those that are held. Then one
-# each for check-ins, for statements of the consumer and for days.
+# The database connections of a member that holds all partitions. Each partition has two, for its messages and for the
+# held ones. Three more are for check-ins, for the consumer's statements and for days.
 CONNECTIONS = 2 * PARTITIONS + 3
 NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether the namesake is gone
 
@@ -48,18 +48,20 @@ log = get_logger("relay.consume")
 class PartitionedConsumer:
     """One of any number of processes that share the 16 partitions of a queue: each key's messages go to one of them.
 
-    What failed holds its key (order="hold"). Who does not hold a partition any more can commit nothing of it.
+    A message that failed holds its key (order="hold"). A member that no longer holds a partition cannot commit its
+    messages.
 
     Args:
-        queue: the name from which those of the exchange and of the queues follow (`pool_topology`).
+        queue: the name from which the names of the exchange and of the queues are made (`pool_topology`).
         broker: its URL, or BrokerSettings.
-        inbox: its consumer_name is the name of the pool. In its database the members and the master meet.
+        inbox: its consumer_name is the name of the pool. Its database has the pool's tables, which the members and the
+            master use.
         pool: how it takes part in the pool.
         failures: as for `Consumer`; `order` is "hold".
         work: as for `Consumer`; `concurrency` is 1, for each partition.
-        declare: at the start, declare the exchange and the queues where they are missing; else they must be there.
+        declare: at the start, declare the exchange and the queues if they are missing. If false, they must exist.
     Raises:
-        ConfigurationError: another `order` or `concurrency`, or what `Consumer` refuses.
+        ConfigurationError: another `order` or `concurrency`, or an argument that `Consumer` refuses.
     """
 
     def __init__(
@@ -79,41 +81,41 @@ class PartitionedConsumer:
         if not failures.holds_keys:
             raise ConfigurationError(f"order is 'hold' in a pool, not {failures.order!r}: keys stay in order there")
         inbox.require_connections(CONNECTIONS)
-        # A broker has to notice about as soon as the master that a member is frozen.
+        # The broker must notice a frozen member about as soon as the master does.
         broker = settings_of(BrokerSettings, broker)
         broker = broker.model_copy(update={"heartbeat": min(broker.heartbeat, math.ceil(pool.check_in_timeout))})
         self.queue = queue
         self.member = pool.member or f"{socket.gethostname()}-{os.getpid()}-{token_hex(2)}"
         self._opened = Opened(f"the member {self.member!r} of a pool")
-        self._opened.note()  # now: its forks would all be of this name
+        self._opened.note()  # already here, because its forks would all have the same member name
         work = replace(work, concurrency=1)
         consumer = Consumer(queue, handlers, inbox=inbox, broker=broker, failures=failures, work=work, declare=declare)
         self._setup = consumer.setup
         self._may_declare = declare
         self._policy = pool
         self._interval = pool.check_in_timeout / CHECK_INS
-        # A member that comes back late from an outage is taken for dead.
+        # Short waits: a member that comes back late from an outage is taken for dead.
         self._backoff = Backoff(self._interval, 2 * self._interval)
-        self._session = InboxSession(inbox, self._setup.outages)  # partitions wait for theirs
+        self._session = InboxSession(inbox, self._setup.outages)  # separate: the partitions' statements wait in theirs
         self._check_in = CheckIn(inbox, self._session, queue=queue, member=self.member, timeout=pool.check_in_timeout)
         self._contact = DatabaseContact(pool.check_in_timeout)
         connection_name = f"outbox-consumer {inbox.consumer_name} {self.member}"
         self._connection = MemberConnection(broker, connection_name, self._setup.health)
         self._holdings: dict[int, Holding] = {}
-        self._ended = Counters()  # of holdings that are no more
+        self._ended = Counters()  # of holdings that have ended
         self._changed = asyncio.Event()
-        self._consumed = asyncio.Event()  # any partition, ever
+        self._consumed = asyncio.Event()  # set once any partition was consumed
         self._refusal: ConfigurationError | None = None
 
     @property
     def partitions(self) -> list[Partition]:
-        """Those that are consumed now."""
+        """Return the partitions that are consumed now."""
         held = sorted(self._holdings.values(), key=lambda each: each.fence.partition)
         return [Partition(each.fence.partition, each.fence.epoch) for each in held if each.is_consuming]
 
     @property
     def counters(self) -> Counters:
-        """What all its partitions have counted, those that it held before included."""
+        """Return the counts of all its partitions, including those that it held before."""
         counters = self._setup.counters.copy()
         counters.add(self._ended)
         for holding in self._holdings.values():
@@ -121,7 +123,7 @@ class PartitionedConsumer:
         return counters
 
     def snapshot(self) -> ConsumerSnapshot:
-        """Return what it has done since it was made, and has in hand now."""
+        """Return what the member has done since it was made, and what it has in flight now."""
         self._setup.gate.count()
         return ConsumerSnapshot(
             consumer=self._setup.inbox.consumer_name,
@@ -135,7 +137,7 @@ class PartitionedConsumer:
         )
 
     async def ready_count(self) -> int | None:
-        """Return how many messages wait in the queues of its partitions; None: nobody knows.
+        """Return how many messages wait in the queues of its partitions; None if unknown.
 
         Raises:
             ForkedError: as `run` does.
@@ -146,7 +148,7 @@ class PartitionedConsumer:
         return sum(known) if len(known) == len(counts) else None
 
     def hindrances(self) -> dict[str, str]:
-        """Return what keeps it from its work now, by part; empty when nothing does, even if it holds no partition."""
+        """Return why the member cannot work now, by part; empty when it can, even if it holds no partition."""
         setup = self._setup
         told = {
             "broker": self._connection.hindrance if self._holdings else None,
@@ -162,7 +164,7 @@ class PartitionedConsumer:
         return {part: reason for part, reason in told.items() if reason}
 
     def stop(self) -> None:
-        """Let all partitions go, and `run` return; a second call does not wait for the running transactions.
+        """Release all partitions, and let `run` return; a second call does not wait for the running transactions.
 
         Raises:
             ForkedError: as `run` does.
@@ -175,7 +177,7 @@ class PartitionedConsumer:
         self._changed.set()
 
     def reload(self) -> None:
-        """Read the URLs again that come from files, as at SIGHUP; the next connections use them.
+        """Read again the URLs that come from files, as at SIGHUP; the next connections use them.
 
         The log names a file that cannot be read or used (`secret.not_renewed`). Open connections stay.
 
@@ -189,15 +191,15 @@ class PartitionedConsumer:
         """Be a member until `stop`, or SIGTERM or SIGINT; SIGHUP is `reload`.
 
         Args:
-            signals: take them (main thread only), and call who had them before, too. None: unless other code of the
-                process handles them, such as a web server, or in the task of `asyncio.run`.
+            signals: whether to handle them (main thread only); their former handlers are called, too. None: all of
+                them in the task of `asyncio.run`, else those that no other code handles, such as a web server.
 
         Raises:
-            DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueUnfitError: at the start. Later it waits
-                for these to heal.
+            DatabaseUnavailableError, SchemaError, BrokerUnavailableError, QueueUnfitError: at the start. Later the
+                member waits until the fault is over.
             ConfigurationError: the broker refuses the queue of a partition, and the member has consumed no partition
                 yet.
-            ForkedError: it was made in another process, of which this is a fork.
+            ForkedError: the member was made in another process, and this process is a fork of that one.
         """
         self._opened.refuse_fork()
         self._opened.note(asyncio.get_running_loop())
@@ -241,12 +243,16 @@ class PartitionedConsumer:
                 log.info("pool.joined", pool=self._setup.inbox.consumer_name, member=self.member)
                 return
             if not is_logged:
-                log.warning("pool.namesake", member=self.member, reason="another member has this name, or its rest")
+                log.warning(
+                    "pool.namesake",
+                    member=self.member,
+                    reason="another member has this name, or the master has not removed it yet",
+                )
             is_logged = True
             await wait_for_event(self._setup.stop, NAMESAKE_INTERVAL)
 
     async def _belong(self, tasks: asyncio.TaskGroup) -> None:
-        """Check in, and do what the answers ask for, until it is time to stop and no partition is held."""
+        """Check in, and act on the answers, until it is time to stop and no partition is held."""
         stopping = self._setup.stop
         with self._setup.outages.begin(self._backoff) as outage:
             while True:
@@ -260,7 +266,7 @@ class PartitionedConsumer:
                 except DatabaseUnavailableError as error:
                     if stopping.is_set():
                         if not self._holdings:
-                            return  # the master finds out that we are gone
+                            return  # the master notices that the member is gone
                         for holding in self._holdings.values():
                             holding.stop()
                     await outage.wait(error, self._changed)
@@ -275,17 +281,17 @@ class PartitionedConsumer:
         in_hand = sum(each.setup.counters.unacknowledged for each in self._holdings.values())
         assigned = await self._check_in.check_in(leaving=is_leaving, unacknowledged=in_hand)
         if not self._check_in.is_member:
-            log.warning("pool.removed", member=self.member, reason="we were taken for dead")
+            log.warning("pool.removed", member=self.member, reason="the master took this member for dead")
         held = {each.fence: each for each in assigned}
         for holding in self._holdings.values():
             if holding.fence not in held:
                 holding.lose()
             elif is_leaving or held[holding.fence].is_wanted:
                 holding.stop()
-        self._contact.keep()  # not before: what is lost must not begin again
+        self._contact.keep()  # only now: a holding that was lost above must not begin again
         for each in assigned:
             if each.fence.partition in self._holdings:
-                continue  # it is being let go, maybe in an earlier epoch
+                continue  # it is held, or an earlier epoch of it is still being released
             if is_leaving or each.is_wanted:
                 await self._check_in.release(each.fence)
             else:
@@ -320,7 +326,8 @@ class PartitionedConsumer:
         try:
             await holding.run()
         finally:
-            # Its own: a copy that is cut off ends the connection, and those of other partitions would be sent twice.
+            # Each partition has a separate connection for copies: a copy that is cut off ends its connection. With a
+            # shared one, the copies of other partitions would be sent twice.
             await holding.setup.outgoing.close()
         if holding.refusal is not None:
             self._refusal = holding.refusal
@@ -335,7 +342,7 @@ class PartitionedConsumer:
 
     async def _release(self, holding: Holding) -> None:
         with self._setup.outages.begin(self._backoff) as outage:
-            while not holding.is_lost:  # meanwhile
+            while not holding.is_lost:  # it may be lost during a wait
                 try:
                     await self._check_in.release(holding.fence)
                     outage.end()
@@ -343,4 +350,4 @@ class PartitionedConsumer:
                 except DatabaseUnavailableError as error:
                     await outage.wait(error, self._setup.stop)
                     if self._setup.stop.is_set():
-                        return  # the master finds out that we are gone
+                        return  # the master notices that the member is gone

@@ -12,7 +12,7 @@ from relay.servers.rabbitmq.connection import Connection, connect, open_channel_
 
 
 class MemberConnection:
-    """Opened when it is needed, and again when it was lost."""
+    """Opened at its first use, and again after a loss."""
 
     def __init__(self, broker: BrokerSettings, name: str, health: Health) -> None:
         self._health = health
@@ -23,7 +23,7 @@ class MemberConnection:
 
     @property
     def hindrance(self) -> str | None:
-        """Why nothing goes through; None: nothing is known to be wrong."""
+        """Return why no message goes through; None: no fault is known."""
         if reason := self._health.hindrances.get("broker"):
             return reason
         if self._connection is None:
@@ -31,10 +31,10 @@ class MemberConnection:
         return self._connection.loss or self._connection.hindrance
 
     async def channel(self) -> AbstractChannel:
-        """Open a channel; raises BrokerUnavailableError."""
+        """Return an open channel; raises BrokerUnavailableError."""
         async with self._opening:
             connection = self._connection
-            # Reported once: after a refusal the time for which the broker has refused us would begin again.
+            # Reported once. Reported again after a refusal, the time for which the broker refuses would start again.
             if connection is not None and connection.loss is not None and not self._health.degraded_for("broker"):
                 self._health.degrade("broker", connection.loss)
             if connection is None or connection.is_lost:
@@ -51,7 +51,7 @@ class MemberConnection:
         return connection
 
     async def ready_count(self, queue: str) -> int | None:
-        """Return how many messages of a queue no consumer has, or `None` when that is not known."""
+        """Return how many messages wait in a queue, without those in flight; None if unknown."""
         if self._connection is None or self._connection.is_lost:
             return None
         return await ready_count(self._connection, queue, self._broker.connect_timeout)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from relay.consume.apply.handlers import require_callable
 from relay.errors import ConfigurationError
 
-LEAST_TIMEOUT, MOST_TIMEOUT = 0.01, 86_400.0  # seconds; the table takes no other
+LEAST_TIMEOUT, MOST_TIMEOUT = 0.01, 86_400.0  # seconds; the limits of the table's column
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class Partition:
     Attributes:
         number: from 0 to 15.
         epoch: one more for each holder; messages carry it in the header `x-partition-epoch`.
-        is_lost: another member may have it already: what is saved now may be older than what that member has saved.
+        is_lost: another member may already have the partition. State that is saved now may be older than that member's.
     """
 
     number: int
@@ -32,12 +32,12 @@ class PoolPolicy:
     """How a consumer takes part in a pool.
 
     Args:
-        on_assigned: called before the first message of a partition, to load state, until it succeeds. It is called
-            again after a transaction that failed, or whose outcome is unknown, as its handlers may have changed the
-            state. With it a partition has one transaction at a time.
-        on_revoked: called after the last message, to save state. A member that dies does not call it. One that was
-            taken for dead (`Partition.is_lost`) calls it too late. Handlers write what must not be lost in their
-            transaction.
+        on_assigned: called before the first message of a partition, until it succeeds, to load state. It is called
+            again after a transaction that failed or whose outcome is unknown: its handlers may have changed the state.
+            With this hook, a partition has one transaction at a time.
+        on_revoked: called after the last message, to save state. A member that dies does not call it. A member that was
+            taken for dead (`Partition.is_lost`) calls it too late. So handlers must write in their transaction whatever
+            must not be lost.
         member: the name, unique in the pool; None: made of host, process and a random part.
         check_in_timeout: seconds without a check-in after which a member is taken for dead; at most a day.
     Raises:

@@ -1,4 +1,4 @@
-"""The pools as their tables have them, for those who read them: masters and operators."""
+"""Read the pools from their tables, for the master and for operators."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PARTITIONS = SQL("""
     FROM {schema}.pool_partition ORDER BY pool, partition
 """)
 
-# The one that has the lock, not the one that had it last.
+# Finds the master that holds the lock now, not the last one that held it.
 MASTER = SQL("""
     SELECT master.name
     FROM {schema}.pool_master AS master JOIN pg_locks AS lock ON lock.pid = master.backend_pid
@@ -33,14 +33,14 @@ MASTER = SQL("""
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member as it checked in last."""
+    """A member as of its last check-in."""
 
     name: str
     incarnation: UUID
     joined_at: datetime
     checked_in_at: datetime
     leaving: bool  # it gets no more partitions
-    unacknowledged: int  # messages that it has in hand
+    unacknowledged: int  # its messages in flight
     silent_s: float  # since its last check-in, by the database's clock
 
 
@@ -49,7 +49,7 @@ class Holding:
     """A partition as the tables have it."""
 
     assigned: Assigned
-    taken_from: str | None  # a former holder that was gone
+    taken_from: str | None  # the former holder, if it was gone before it released the partition
     since: datetime  # of the epoch
 
 
@@ -65,7 +65,7 @@ class Pool:
 
 
 async def read_pools(connection: AsyncConnection, schema: str) -> list[Pool]:
-    """Read all pools, as of one moment."""
+    """Return all pools, read in one snapshot."""
     names = Identifier(schema)
     async with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -87,5 +87,5 @@ async def read_master(connection: AsyncConnection, schema: str) -> str | None:
 
 
 def master_lock(schema: str) -> str:
-    """Name the lock of the master: the first of the advisory lock's two numbers is its hash, the second is 0."""
+    """Return the name of the master's advisory lock: its first number is the hash of the name, its second is 0."""
     return f"{schema}.pool"

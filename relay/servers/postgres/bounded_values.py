@@ -1,6 +1,7 @@
-"""Values that PostgreSQL keeps and Python does not know, as the nearest that it knows.
+"""Read values that PostgreSQL stores but Python cannot represent as the nearest value that Python has.
 
-The driver refuses a whole answer for one such value, which any writer can write. An operator would see nothing then.
+The driver refuses a whole result because of one such value, which any writer can write. Then an operator would see no
+row at all.
 """
 
 import json
@@ -12,18 +13,18 @@ from psycopg.abc import Buffer, Loader
 from psycopg.types.datetime import DateBinaryLoader, DateLoader, TimestamptzBinaryLoader, TimestamptzLoader
 from psycopg.types.json import JsonbLoader, JsonLoader
 
-# Two days from the ends of what Python can tell: any time zone can show them.
+# Two days inside the limits of Python's datetime, so that every time zone can show them.
 FIRST, LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
-DEEPEST = 100  # levels of JSON; pydantic writes 255, and Python reads under 1,000
-LARGEST = 2**63  # of JSON's whole numbers, which it does not bound
+DEEPEST = 100  # levels of JSON; pydantic can write 255, and Python can read fewer than 1,000
+LARGEST = 2**63  # limit of whole numbers; JSON itself has no limit
 NOT_SHOWN = "not shown"
 
 
 def bound_values(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
-    """Read infinite moments, and years that Python does not know, as the first or the last that it knows.
+    """Let a connection read infinite moments, and years that Python does not have, as `FIRST` or `LAST`.
 
-    JSON that is nested too deeply is read as an object that says so. A whole number that is too large is a float.
+    JSON that is nested too deeply is read as an object that says so. A whole number that is too large becomes a float.
     """
     for kind, loader in LOADERS:
         connection.adapters.register_loader(kind, loader)
@@ -76,7 +77,7 @@ def _read_json(document: bytes) -> Any:
         value = json.loads(document, parse_int=_whole)
     except RecursionError:
         return {NOT_SHOWN: f"it is nested more than {DEEPEST} levels deep"}
-    # Most documents have fewer brackets than that, and need no look at their levels.
+    # Most documents have fewer brackets than that, so their levels need not be counted.
     if document.count(b"{") + document.count(b"[") > DEEPEST and _is_deep(value):
         return {NOT_SHOWN: f"it is nested more than {DEEPEST} levels deep"}
     return value
@@ -99,7 +100,7 @@ def _is_early(data: Buffer) -> bool:
 
 
 def _is_negative(data: Buffer) -> bool:
-    return bool(bytes(data)[0] & 0x80)  # a signed number, counted from 2000
+    return bool(bytes(data)[0] & 0x80)  # the value is a signed number, counted from the year 2000
 
 
 LOADERS: list[tuple[str, type[Loader]]] = [

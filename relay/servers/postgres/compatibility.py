@@ -1,7 +1,7 @@
-"""Which releases run on the tables: the last migration leaves the oldest one in the database.
+"""Which releases run on the tables: `relay migrate` writes the oldest one into the database.
 
-`relay migrate` notes it as a comment on the table `migration`, so that an older release finds it there. A release that
-is older than its tables can thereby tell whether it may use them: after the image was rolled back, for example.
+It is a comment on the table `migration`. A release that is older than the tables reads it to know whether it may use
+them. That happens, for example, after the image was rolled back.
 """
 
 import re
@@ -11,7 +11,7 @@ from psycopg.sql import SQL
 import relay
 from relay.errors import SchemaError
 
-# The revision, and the note if there is one: a dump made with --no-comments has no note, and then no limit is known.
+# The revision, and the note if there is one. A dump made with --no-comments has no note; then no limit is known.
 READ_TABLES = SQL("SELECT version_num, obj_description(tableoid, 'pg_class') FROM {schema}.migration")
 NOTE = "oldest release that runs on these tables: "
 
@@ -30,10 +30,10 @@ def release_needed(note: str | None) -> str | None:
 
 
 def refuse_newer(schema: str, revision: str, note: str | None) -> None:
-    """Check that this release runs on tables of a newer one.
+    """Check that this release runs on the tables of a newer one.
 
     Raises:
-        SchemaError: it does not; the message names the release that does.
+        SchemaError: it does not; the message names the release that is needed.
     """
     if needed := release_needed(note):
         raise SchemaError(

@@ -17,7 +17,7 @@ from relay.config.urls import libpq_parameters
 from relay.errors import ConfigurationError, DatabaseUnavailableError, DeadlineError
 from relay.runtime.scrub import scrub
 
-# A peer that died silently is noticed within about 10 s, whether we wait for it or are idle.
+# With these, a peer that died silently is noticed within about 10 s, during a wait and on an idle connection.
 KEEPALIVE = {
     "keepalives": 1,
     "keepalives_idle": 5,
@@ -26,22 +26,22 @@ KEEPALIVE = {
     "tcp_user_timeout": 10_000,
 }
 
-CANCEL_TIMEOUT = 1.0  # seconds in which a server that lives cancels a statement
+CANCEL_TIMEOUT = 1.0  # seconds in which a living server cancels a statement
 TAKES = "postgresql://user:password@host:5432/database"
 SERVER_SAYS = re.compile(r"\w:  \S")
 
-# A server's default for all applications may be stricter: then statements of ours end each other with 40001.
+# A server's default for all applications may be stricter: then the relay's statements make each other fail with 40001.
 READ_COMMITTED = "SET default_transaction_isolation = 'read committed'"
 
 BACKEND = "SELECT pg_backend_pid()"
-LOOKS = 5  # one would do in an idle pool; a busy one hands processes out in any order
-LOOK_TIMEOUT = 5.0  # seconds for all of them
+LOOKS = 5  # in an idle pool one look is enough; a busy pool lends its processes in any order
+LOOK_TIMEOUT = 5.0  # seconds for all looks
 
 
-SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
+SILENT, LOST, OTHER = "silent", "lost", "other"  # silent for too long; ended without an SQLSTATE; another condition
 
-# PostgreSQL's words for why it ended a session, or serves it no more, as the label `reason` of the metrics has them.
-# A closed list: docs/metrics.md tells each, and no server can fill Prometheus with its own words.
+# PostgreSQL's names of the conditions for which it ends a session, or no longer serves it. The label `reason` of the
+# metrics takes only these: docs/metrics.md explains each, and no server can fill Prometheus with other texts.
 LOSSES = frozenset(
     {
         "admin_shutdown",
@@ -74,14 +74,14 @@ class Host(NamedTuple):
 
 
 def conninfo(database: DatabaseSettings, *, last: Host | None = None, **overrides: Any) -> str:
-    """Return the libpq connection string with our deadlines, which the URL's own parameters override.
+    """Return the libpq connection string with our deadlines, which parameters of the URL override.
 
-    It names hosts and ports also where libpq would take them from the environment.
+    It names hosts and ports also when libpq would take them from the environment.
 
-    The URL is asked for now: it may be read from a file that holds another password by now.
+    The URL is read at each call: its file may hold another password by now.
 
     Args:
-        last: one of the URL's hosts, to be tried after all others.
+        last: a host of the URL that is tried after all others.
     Raises:
         ConfigurationError: there is no URL, or libpq cannot read it.
     """
@@ -93,13 +93,13 @@ def conninfo(database: DatabaseSettings, *, last: Host | None = None, **override
     except ValueError as error:
         reason = str(error) or f"it is no libpq URL; it takes {TAKES}"
         raise ConfigurationError(f"database.url (RELAY_DATABASE_URL): {reason}") from None
-    if "service" not in given:  # whose file goes before the environment
+    if "service" not in given:  # the service's file goes before the environment
         given = _with_places(given)
     hosts = _hosts(given)
     defaults: dict[str, Any] = {
         "connect_timeout": max(2, round(database.connect_timeout)),  # libpq takes no less
         "application_name": "outbox-relay",
-        # Of an encrypted `sslkey`: without it OpenSSL asks at the terminal, and the event loop waits for an answer.
+        # For an encrypted `sslkey`: without a password, OpenSSL asks at the terminal, and the event loop waits.
         "sslpassword": "none",
         **({"target_session_attrs": "read-write"} if len(hosts) > 1 else {}),
         **KEEPALIVE,
@@ -108,7 +108,7 @@ def conninfo(database: DatabaseSettings, *, last: Host | None = None, **override
 
 
 def each_host(database: DatabaseSettings) -> list[dict[str, str]]:
-    """Return, for each host of the URL, what makes `connect` go there and nowhere else, whatever it is.
+    """Return, for each host of the URL, the overrides with which `connect` goes only there, to a server of any kind.
 
     Raises:
         ConfigurationError: libpq cannot read the URL.
@@ -119,22 +119,22 @@ def each_host(database: DatabaseSettings) -> list[dict[str, str]]:
 
 
 def host_of(connection: psycopg.Connection) -> str:
-    """Name the host and port that a connection leads to, wherever libpq found them."""
+    """Return the host and port that a connection leads to, from wherever libpq took them."""
     return f"{connection.info.host}:{connection.info.port}"
 
 
 def login_of(connection: psycopg.Connection) -> str:
-    """Name the database that a connection leads to, its host and port, and the user."""
+    """Return the database that a connection leads to, its host and port, and the user, as text."""
     return f"database {connection.info.dbname} on {host_of(connection)}, as user {connection.info.user}"
 
 
 def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: Any) -> psycopg.Connection:
-    """Open a connection in autocommit mode, for transactions that are READ COMMITTED.
+    """Return a connection in autocommit mode, for transactions that are READ COMMITTED.
 
     Args:
-        is_lent: a pooler may lend the session to an application after us; nothing is set in it.
+        is_lent: a pooler may lend the session to an application later, so nothing is set in it.
     Raises:
-        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words tell why.
+        DatabaseUnavailableError: no host of the URL accepts the connection; libpq's text says why.
     """
     try:
         connection = psycopg.connect(conninfo(database, **overrides), autocommit=True)
@@ -148,13 +148,13 @@ def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: A
 async def connect_async(
     database: DatabaseSettings, *, last: Host | None = None, is_lent: bool = False, **overrides: Any
 ) -> "Connection":
-    """Open an asyncio connection in autocommit mode, for transactions that are READ COMMITTED.
+    """Return an asyncio connection in autocommit mode, for transactions that are READ COMMITTED.
 
     Args:
-        last: one of the URL's hosts, to be tried after all others.
+        last: a host of the URL that is tried after all others.
         is_lent: as for `connect`.
     Raises:
-        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words tell why.
+        DatabaseUnavailableError: no host of the URL accepts the connection; libpq's text says why.
     """
     try:
         connection = await Connection.connect(conninfo(database, last=last, **overrides), autocommit=True)
@@ -174,23 +174,23 @@ async def connect_async(
 
 def is_refusal(error: psycopg.Error) -> bool:
     """Whether a server answered a connection, and refused it: a wrong password, no such role or database."""
-    # libpq keeps the SQLSTATE of such an answer to itself, and its words depend on the server's language. But it puts
-    # two spaces behind the severity of what a server says ("FATAL: password ..."), and libpq itself does not.
+    # libpq does not pass on the SQLSTATE of such an answer, and the text depends on the server's language. But a
+    # server's answer has two spaces after the severity ("FATAL:  password ..."), and libpq's own errors do not.
     return error.sqlstate is None and SERVER_SAYS.search(str(error)) is not None
 
 
 class Connection(psycopg.AsyncConnection):
     """A connection whose interrupted statement ends within `CANCEL_TIMEOUT`, also when the server is silent.
 
-    psycopg asks the server to cancel the statement, which keeps no lock then. For a silent server psycopg waits up to
-    10 s. A stop of the relay would take as long, and once for each statement that is interrupted.
+    psycopg asks the server to cancel the statement, so that it keeps no lock. For a silent server psycopg waits up to
+    10 s. A stop of the relay would take that long for each interrupted statement.
     """
 
     _pulling: asyncio.TimerHandle | None = None
-    ended_in_wait = False  # by the server, or by psycopg, which gives up a statement that cannot be cancelled
+    ended_in_wait = False  # ended by the server, or by psycopg, which gives up a statement that cannot be cancelled
 
     async def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
-        was_broken = self.broken  # by `pgconn.finish()`, for one
+        was_broken = self.broken  # for example by `pgconn.finish()`
         try:
             return await super().wait(gen, *args, **kwargs)
         finally:
@@ -206,9 +206,9 @@ class Connection(psycopg.AsyncConnection):
 
 
 def is_finished(connection: psycopg.Connection | psycopg.AsyncConnection) -> bool:
-    """Whether other code than psycopg has called `connection.pgconn.finish()`.
+    """Whether code other than psycopg has called `connection.pgconn.finish()`.
 
-    False for an asyncio connection that is not ours, such as one of SQLAlchemy: psycopg may have done so itself.
+    False for an asyncio connection of another class, such as SQLAlchemy's: there psycopg itself may have called it.
     """
     pointer = connection.pgconn.pgconn_ptr  # type: ignore[attr-defined]  # each implementation has it
     if not connection.broken or pointer is not None:
@@ -219,29 +219,29 @@ def is_finished(connection: psycopg.Connection | psycopg.AsyncConnection) -> boo
 def unplug(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
     """Shut the socket down: every wait on this connection ends at once, as if the server had gone.
 
-    From any thread. Closing the connection would not end the wait of another task or thread.
+    It may be called from any thread. To close the connection would not end the wait of another task or thread.
     """
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as plug:
         plug.shutdown(socket.SHUT_RDWR)
 
 
 async def refuse_pooler(database: DatabaseSettings) -> None:
-    """See that the URL leads to sessions; raises as `connect_async` and `require_session`."""
+    """Check that the URL leads to sessions; raises as `connect_async` and `require_session`."""
     async with await connect_async(database, is_lent=True) as connection:
         await require_session(connection, database)
 
 
 async def require_session(connection: psycopg.AsyncConnection, database: DatabaseSettings) -> None:
-    """See that this connection is a session: locks, settings and LISTEN stay with it from one statement to the next.
+    """Check that this connection is a session: locks, settings and LISTEN stay from one statement to the next.
 
     Raises:
-        ConfigurationError: a pooler lends the session out between our transactions.
-        DatabaseUnavailableError: a pooler did not let us find out.
+        ConfigurationError: a pooler lends the session to other clients between our transactions.
+        DatabaseUnavailableError: a pooler gives no second connection, so it cannot be checked.
         psycopg.OperationalError: the connection is lost.
     """
     if await _backend(connection) == connection.info.backend_pid:
         return
-    # Every pooler gives its clients process ids that it makes up.
+    # The ids differ behind every pooler: it gives its clients invented process ids.
     try:
         async with (
             asyncio.timeout(LOOK_TIMEOUT),
@@ -261,9 +261,10 @@ async def require_session(connection: psycopg.AsyncConnection, database: Databas
 
 
 async def _is_kept(connection: psycopg.AsyncConnection, other: psycopg.AsyncConnection) -> bool:
-    """Return whether our server process stays ours while another connection opens transactions.
+    """Whether a connection keeps its server process while another connection opens transactions.
 
-    If sessions are lent out, it gets the process that we had as soon as it begins one, and we get another.
+    If a pooler lends sessions out, the other connection gets this process for its transaction, and this one gets
+    another process.
     """
     ours = await _backend(connection)
     for _ in range(LOOKS):
@@ -271,22 +272,22 @@ async def _is_kept(connection: psycopg.AsyncConnection, other: psycopg.AsyncConn
             async with other.transaction():
                 if await _backend(other) == ours or await _backend(connection) != ours:
                     return False
-        except psycopg.errors.ProtocolViolation:  # a pool that lends each statement out knows no transactions
+        except psycopg.errors.ProtocolViolation:  # a pool that lends a session for one statement allows no transaction
             return False
     return True
 
 
 def is_unreplicated(notice: psycopg.errors.Diagnostic) -> bool:
-    """Return whether a notice says that a commit was made here and maybe nowhere else."""
-    # Its SQLSTATE, 01000, is that of any warning, and its words depend on the server's language.
+    """Whether a notice says that a commit was made on the primary, but maybe not on its standby."""
+    # Its SQLSTATE, 01000, is that of any warning, and its text depends on the server's language.
     return notice.source_function == "SyncRepWaitForLSN"
 
 
 def one(row: Row | None) -> Row:
-    """Return the row of a statement that always gives one.
+    """Return the row of a statement that always returns one.
 
     Raises:
-        LookupError: it gave no row, so it is not the statement that its caller takes it for.
+        LookupError: it returned no row, so the caller is wrong about the statement.
     """
     if row is None:
         raise LookupError("a statement that always gives a row gave no row")
@@ -294,12 +295,12 @@ def one(row: Row | None) -> Row:
 
 
 def one_line(error: BaseException) -> str:
-    """Return libpq's words, which come on several lines, as one, without a password."""
+    """Return the text of an error on one line, without a password; libpq's texts have several lines."""
     return scrub(" ".join(str(error).split()))
 
 
 def kind_of_loss(error: BaseException) -> str:
-    """Return why a session was lost, for a counter: a word of `LOSSES`, `silent`, `lost` or `other`."""
+    """Return why a session was lost, for a counter: a name in `LOSSES`, `silent`, `lost` or `other`."""
     if isinstance(error, (DeadlineError, TimeoutError)):
         return SILENT
     if isinstance(error, psycopg.Error) and error.sqlstate:
@@ -309,13 +310,13 @@ def kind_of_loss(error: BaseException) -> str:
 
 
 async def _backend(connection: psycopg.AsyncConnection) -> int:
-    # Not prepared: the statement might stay behind on another server process.
+    # Not prepared: a pooler may run the next statement on another server process, which does not have it.
     row = await (await connection.execute(BACKEND, prepare=False)).fetchone()
     return int(row[0]) if row else 0
 
 
 def _with_places(given: dict[str, Any]) -> dict[str, Any]:
-    """Add the hosts and ports that the environment names that the URL leaves out, as libpq does."""
+    """Return the parameters with the hosts and ports of the environment if the URL has no own, as libpq does."""
     usual = {each.keyword.decode(): each.val.decode() for each in Conninfo.get_defaults() if each.val}
     places = ("host", "hostaddr") if not (given.get("host") or given.get("hostaddr")) else ()
     return {**{key: usual[key] for key in (*places, "port") if key in usual}, **given}
@@ -328,12 +329,12 @@ def _hosts(given: dict[str, Any]) -> list[Host]:
 
 
 def _put_last(given: dict[str, Any], hosts: list[Host], last: Host | None) -> dict[str, str]:
-    """Return the lists of the URL's hosts in the order in which they are tried."""
+    """Return the URL's lists of hosts in the order in which they are tried."""
     return _places(given, sorted(range(len(hosts)), key=lambda place: hosts[place] == last))
 
 
 def _places(given: dict[str, Any], order: list[int]) -> dict[str, str]:
-    """Return the URL's lists of hosts with these places of them; a list of one port is every host's."""
+    """Return the URL's lists of hosts with only these places, in this order; a single port is for every host."""
     count = len(_hosts(given))
     lists = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
     return {key: ",".join(values[place] for place in order) for key, values in lists.items() if len(values) == count}

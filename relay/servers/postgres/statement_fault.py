@@ -1,8 +1,8 @@
-"""What follows from an error of PostgreSQL while a row is read, marked, postponed, parked or set aside.
+"""What the relay does after an error of PostgreSQL while it reads, marks, postpones, parks or sets aside a row.
 
-The rows in flight depend on it. A new session reads the rows that were confirmed and not marked, and sends them again.
-So only an error that makes the session useless may end it. For all other errors the statement is repeated on the same
-session, which keeps its lanes and its confirmed rows.
+The rows in flight depend on this. A new session reads the rows that were confirmed but not marked, and sends them
+again. So only an error that makes the session useless may end it. After any other error the relay repeats the statement
+on the same session, which keeps its lanes and its confirmed rows.
 """
 
 from enum import StrEnum
@@ -13,7 +13,7 @@ from relay.servers.postgres.database import one_line
 
 
 class StatementFault(StrEnum):
-    """What follows from an error."""
+    """What the relay does after an error."""
 
     SESSION = "session"  # the session is lost or useless: the error ends it
     TABLES = "tables"  # another process dropped or changed the tables: the error ends the relay
@@ -23,11 +23,11 @@ class StatementFault(StrEnum):
     STANDING = "standing"  # stays until an operator acts: repeated, and nothing more is sent
 
 
-STALE_PLAN = "RevalidateCachedQuery"  # raises 0A000 when a prepared statement's result has got another type
+STALE_PLAN = "RevalidateCachedQuery"  # it raises 0A000 when the result type of a prepared statement has changed
 
-# By the SQLSTATE or its beginning; what is not here is STANDING.
+# By the SQLSTATE or its beginning; every other error is STANDING.
 FAULTS = {
-    "23514": StatementFault.DAY,  # check_violation; if the day is there, a constraint or trigger of others raised it
+    "23514": StatementFault.DAY,  # check_violation; if the day exists, another constraint or trigger has raised it
     "25": StatementFault.SESSION,  # the server takes no more writes, or the session's transaction has failed
     "26": StatementFault.SESSION,  # its prepared statements are gone
     "3F": StatementFault.TABLES,  # invalid_schema_name
@@ -46,7 +46,7 @@ FAULTS = {
 
 
 def fault_of(error: psycopg.Error) -> StatementFault:
-    """Return what follows from an error."""
+    """Return what the relay does after an error."""
     # FATAL and PANIC end the session. The driver's own errors, as for a lost connection, have no severity.
     if error.diag.severity_nonlocalized != "ERROR" or error.diag.source_function == STALE_PLAN:
         return StatementFault.SESSION
@@ -55,6 +55,6 @@ def fault_of(error: psycopg.Error) -> StatementFault:
 
 
 def refused_or_lost(error: psycopg.Error) -> str:
-    """Return in words what became of a statement: the server has refused it, or the connection has gone."""
+    """Return what happened to a statement, as text: the server refused it, or the connection was lost."""
     what = "the connection was lost" if fault_of(error) is StatementFault.SESSION else "PostgreSQL refused"
     return f"{what}: {one_line(error)}"

@@ -32,12 +32,13 @@ from relay.runtime.scrub import scrub
 from relay.servers.rabbitmq.hosts import Host, broker_urls, in_turn
 from relay.servers.rabbitmq.insides import UnderlayFactory, hear_of_blocks, last_frame_at, write_queue
 
-HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
-MISSED_HEARTBEATS = 1.5  # after which nothing goes through; the library waits three times as long, and a bit
-CLOSE_TIMEOUT = 1.0  # seconds in which a broker that lives answers a close
-ACCESS_REFUSED, NOT_ALLOWED = 403, 530  # AMQP's codes for a user, and for a virtual host
-SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
-# AMQP's words for why the broker ends a connection, as the label `reason` of the metrics has them: a closed list.
+HEARTBEATS_UNTIL_GONE = 2  # heartbeats for which a peer sends nothing, or its kernel takes nothing, until it is lost
+MISSED_HEARTBEATS = 1.5  # heartbeats of silence that the relay reports; the library gives up after more than three
+CLOSE_TIMEOUT = 1.0  # seconds in which a living broker answers a close
+ACCESS_REFUSED, NOT_ALLOWED = 403, 530  # AMQP's codes when it refuses a user, or a virtual host
+SILENT, LOST, OTHER = "silent", "lost", "other"  # silent for too long; ended without a reply code; another code
+# AMQP's names of the reply codes with which the broker ends a connection. The label `reason` of the metrics takes only
+# these.
 ENDS = frozenset(
     {
         "access_refused",
@@ -60,12 +61,12 @@ ENDS = frozenset(
 class Connection(aio_pika.Connection):
     """A connection that knows why the broker blocks it, and why it was lost; `connect` opens it.
 
-    It is not a robust connection. Those declare exchanges and queues again after a reconnect, which loses messages in a
-    split. And a publisher must know that the connection was lost.
+    It is not aio-pika's robust connection. That one declares exchanges and queues again after a reconnect, which loses
+    messages in a network split. And a publisher must know that the connection was lost.
 
     Attributes:
-        host: what it leads to.
-        blocked: the broker's word for why it takes nothing (`memory`, `disk`); None while it does.
+        host: the host that it leads to.
+        blocked: the broker's reason for blocking publishes (`memory`, `disk`); None while it takes them.
     """
 
     PARAMETERS = (
@@ -78,7 +79,7 @@ class Connection(aio_pika.Connection):
         self._heartbeat = broker.heartbeat
         self._socket = _Socket(host, timeout=broker.heartbeat * HEARTBEATS_UNTIL_GONE)
         super().__init__(
-            # The library's 60 s would mean minutes until a mute broker is noticed.
+            # With the library's 60 s, it would take minutes to notice a broker that does not answer.
             host.url.update_query(heartbeat=str(broker.heartbeat)),
             client_properties={"connection_name": name, "product": broker.app_id},
             transport_factory=self._socket,
@@ -88,21 +89,22 @@ class Connection(aio_pika.Connection):
         self._blocked_before = 0.0
 
     def __del__(self) -> None:
-        """Leave it: the library's own closes in whatever loop runs by then, and Python warns when no loop runs.
+        """Do nothing, in place of the library's method.
 
-        A connection that was opened is closed by `hang_up`; one that was not has nothing to close.
+        That one closes the connection in whichever event loop runs then, and Python warns when no loop runs. A
+        connection that was opened is closed by `hang_up`; any other has nothing to close.
         """
 
     async def connect(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (the library's signature)
         try:
-            # As the library does it, with a reader of our own.
+            # As the library does it, but with our reader of frames.
             self.transport = await UnderlayFactory.connect(
                 self.url, self._on_connection_close, timeout=timeout, **self.kwargs
             )
             await self._on_connected()
-        except StopAsyncIteration:  # so the library says it when the stream has ended before it looks
+        except StopAsyncIteration:  # the library raises this when the stream ends before it reads
             raise AMQPConnectionError("closed before the broker's greeting") from None
-        if self.transport is None:  # as the library types it; it is there
+        if self.transport is None:  # only for the type checker: the library has set it
             raise AMQPConnectionError("closed at once")
         underlay = self._underlay = self.transport.connection
         self._closing = underlay.closing
@@ -110,53 +112,53 @@ class Connection(aio_pika.Connection):
 
     @property
     def blocked_seconds(self) -> float:
-        """For how long the broker has blocked us, until now."""
+        """Return for how many seconds the broker has blocked this connection in all."""
         now = self.loop.time() - self._blocked_at if self.blocked is not None else 0.0
         return self._blocked_before + now
 
     @property
     def silent_for(self) -> float:
-        """For how many seconds nothing has come: an idle broker sends a heartbeat within each `broker.heartbeat`."""
+        """Return for how many seconds no frame has come: an idle broker sends a heartbeat each `broker.heartbeat`."""
         return self.loop.time() - last_frame_at(self._underlay)
 
     @property
     def hindrance(self) -> str | None:
-        """Why nothing goes through, as far as one can tell while it is open; None when nothing is known against it."""
+        """Return why no message goes through an open connection; None when no fault is known."""
         if self.blocked is not None:
             return f"broker blocked ({self.blocked})"
         silence = self._heartbeat * MISSED_HEARTBEATS
         return f"nothing has come from it for {silence:g} s" if self.silent_for > silence else None
 
     def clock(self) -> float:
-        """Return a time in seconds that stands still while the broker blocks us."""
+        """Return a time in seconds that stands still while the broker blocks this connection."""
         return self.loop.time() - self.blocked_seconds
 
     @property
     def tls(self) -> ssl.SSLObject | None:
-        """The encryption of a connection by amqps, with the broker's certificate."""
+        """Return the TLS object of a connection by amqps, which has the broker's certificate."""
         return self._socket.tls
 
     @property
     def is_lost(self) -> bool:
-        """Return whether it has ended; the library's `is_closed` is about our own `close`."""
+        """Whether the connection has ended; the library's `is_closed` only shows whether `close` was called."""
         return self._closing.done()
 
     @property
     def end(self) -> BaseException | None:
-        """What ended the connection: the broker's words, or what the socket said; None while it is open."""
+        """Return the error that ended the connection, of the broker or the socket; None while it is open."""
         if not self._closing.done():
             return None
         return asyncio.CancelledError() if self._closing.cancelled() else self._closing.exception()
 
     @property
     def loss(self) -> str | None:
-        """What ended the connection, in words; None while it is open."""
+        """Return why the connection ended, as text; None while it is open."""
         if (end := self.end) is None:
             return None
         return f"connection lost: {SILENT if isinstance(end, asyncio.CancelledError) else words(end)}"
 
     async def hang_up(self) -> None:
-        """Close, without waiting for long: a mute broker answers no close, and the library would wait for seconds."""
+        """Close, with a short wait: the library would wait many seconds for a broker that does not answer."""
         closing = asyncio.create_task(self.close())
         try:
             await asyncio.wait([closing], timeout=CLOSE_TIMEOUT)
@@ -165,13 +167,13 @@ class Connection(aio_pika.Connection):
                 self._socket.abort()
                 await asyncio.wait([closing], timeout=CLOSE_TIMEOUT)
             if closing.done() and not closing.cancelled():
-                closing.exception()  # lost already: what more is there to tell
+                closing.exception()  # read only so that asyncio does not log it: the connection was lost before
 
     def _block(self, frame: Any) -> None:
         if self.blocked is None:
             self._blocked_at = self.loop.time()
         self.blocked = str(frame.reason or "no reason given").removeprefix("low on ")
-        # It reads nothing now, and an alarm may last: a full receive buffer must not count as a lost peer.
+        # During an alarm, which may last, the broker reads nothing. Its full receive buffer must not count as a loss.
         self._socket.be_patient(for_ever=True)
 
     def _unblock(self, _: Any) -> None:
@@ -180,7 +182,7 @@ class Connection(aio_pika.Connection):
 
 
 class _Socket(TransportFactory):
-    """Opens the socket, and keeps it: a dead peer must not be waited for as long as the kernel does (15 minutes)."""
+    """Opens the socket, and sets its time-out: the kernel would wait 15 minutes for a dead peer."""
 
     def __init__(self, host: Host, timeout: float) -> None:
         self._host = host
@@ -190,7 +192,7 @@ class _Socket(TransportFactory):
         self.tls: ssl.SSLObject | None = None
 
     async def create(self, url: URL, **_: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to the one address; the library's own factories would take the next one that the name has.
+        """Connect to this one address; the library's factories would also try the name's other addresses.
 
         The certificate must be for the name.
         """
@@ -204,7 +206,7 @@ class _Socket(TransportFactory):
         return reader, writer
 
     def abort(self) -> None:
-        """End it at once."""
+        """End the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -215,12 +217,13 @@ class _Socket(TransportFactory):
 
 
 async def connect(broker: BrokerSettings, name: str, *, after: Connection | None = None) -> Connection:
-    """Open a connection to the first host that lets us in; `name` is shown in the broker's list of connections.
+    """Return a connection to the first host that accepts it.
 
     Args:
-        after: one that was lost; its host is tried last, as it may take connections and never answer.
+        name: shown in the broker's list of connections.
+        after: a lost connection; its host is tried last, as it may accept connections and never answer.
     Raises:
-        BrokerUnavailableError: no host lets us in; it names each host and why.
+        BrokerUnavailableError: no host accepts the connection; the error names each host with its reason.
     """
     reasons, is_refusal = [], False
     lost = after.host if after is not None else None
@@ -237,10 +240,11 @@ async def connect(broker: BrokerSettings, name: str, *, after: Connection | None
 
 
 async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connection:
-    """Open a connection to this host, as `connect` does.
+    """Return a connection to this host, as `connect` does.
 
     Raises:
-        BrokerUnavailableError: it does not let us in; it names the host and why. Its cause is the broker's refusal.
+        BrokerUnavailableError: the host does not accept it; the error names the host and the reason. Its cause is the
+            broker's refusal.
     """
     connection = Connection(host, broker, name)
     cause: BaseException | None = None
@@ -262,28 +266,28 @@ async def connect_to(host: Host, broker: BrokerSettings, name: str) -> Connectio
 
 
 async def close_channel(channel: Underlay) -> None:
-    """Close a channel at the broker; the library takes note of the answer.
+    """Close a channel at the broker, without waiting for the answer; the library handles the answer when it comes.
 
-    Without waiting for it: a channel that waits for a node that is gone does not answer.
+    A channel that waits for a node that is gone does not answer.
     """
     frame = ChannelMethods.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
     await write_queue(channel).put(ChannelFrame.marshall(channel.number, [frame]))
 
 
 async def open_channel(connection: Connection, *, confirms: bool = False) -> Underlay:
-    """Open a channel of aiormq's own: aio-pika would make a second task and a large object of each delivery.
+    """Return a channel of aiormq: aio-pika's would make a second task and a large object for each delivery.
 
-    It waits for the broker without a limit: use it within `answer_within`, or as `open_channel_within`.
+    It waits for the broker without a limit: use it within `answer_within`, or use `open_channel_within`.
 
     Args:
-        confirms: what it publishes is confirmed, and an unroutable message raises.
+        confirms: use publisher confirms; an unroutable message raises.
     Raises:
         AMQPError, OSError, RuntimeError: the connection was lost, or has no channel number left.
-        CancelledError: as well when the connection was lost, see `is_told_to_end`.
+        CancelledError: also when the connection was lost, see `is_told_to_end`.
     """
     try:
         opened = await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
-    except ValueError as error:  # so the library says it when no number is left
+    except ValueError as error:  # the library raises this when no channel number is left
         raise ConnectionError(str(error)) from error
     channel = await opened.get_underlay_channel()
     if is_told_to_end():  # the library swallows a cancel while it opens a channel
@@ -292,10 +296,10 @@ async def open_channel(connection: Connection, *, confirms: bool = False) -> Und
 
 
 async def open_channel_within(connection: Connection, within: float, *, confirms: bool = False) -> Underlay:
-    """Open a channel as `open_channel` does.
+    """Return a channel as `open_channel` does.
 
     Raises:
-        BrokerUnavailableError: the connection was lost, or the broker did not answer within so many seconds.
+        BrokerUnavailableError: the connection was lost, or the broker did not answer within `within` seconds.
     """
     try:
         async with answer_within("open a channel", within):
@@ -309,8 +313,8 @@ async def answer_within(what: str, within: float) -> AsyncIterator[None]:
     """Wait for the broker's answer.
 
     Raises:
-        TimeoutError: `what` had no answer within so many seconds.
-        ConnectionResetError: the connection went away meanwhile, which the library says by a CancelledError.
+        TimeoutError: `what` had no answer within `within` seconds.
+        ConnectionResetError: the connection was lost meanwhile; the library raises CancelledError for this.
     """
     try:
         async with asyncio.timeout(within):
@@ -322,36 +326,36 @@ async def answer_within(what: str, within: float) -> AsyncIterator[None]:
             raise
         raise ConnectionResetError(f"{what}: the connection was lost") from None
     if is_told_to_end():
-        # The library swallows a cancellation while it closes a channel; the task that asked for it would wait without
-        # end.
+        # The library swallows a cancellation while it closes a channel. The task that cancelled this one would wait
+        # without end.
         raise asyncio.CancelledError
 
 
 def is_told_to_end() -> bool:
-    """Return whether another task has cancelled the current one.
+    """Whether another task has cancelled the current one.
 
-    The library raises CancelledError also on its own account, and swallows some that were meant for us.
+    The library raises CancelledError also without a cancellation, and swallows some real ones.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def words(error: BaseException) -> str:
-    """Return what the broker or the kernel said, on one line."""
+    """Return the text of an error of the broker or the kernel, on one line."""
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error_words(error)}"
-    if isinstance(error, AuthenticationError):  # the library's own, before it has sent a password
+    if isinstance(error, AuthenticationError):  # raised by the library, before it sends a password
         offered = " ".join(sorted(str(error.args[0]).split()))
         return f"the broker offers the mechanisms {offered}, and not the one of the parameter auth"
     return " ".join(_text(error.args).split()) or type(error).__name__
 
 
 def kind_of_end(end: BaseException | None) -> str:
-    """Return why a connection was lost, for a counter: a word of `ENDS`, `lost`, `silent` or `other`."""
+    """Return why a connection was lost, for a counter: a name in `ENDS`, `lost`, `silent` or `other`."""
     if isinstance(end, ConnectionClosed):
         word = _text(end.args[-1:]).partition(" ")[0].lower()
         return word if word in ENDS else OTHER
-    # The library's own heartbeat ends what was silent by a cancellation.
+    # The library's heartbeat ends a silent connection by a cancellation.
     return SILENT if isinstance(end, (TimeoutError, asyncio.CancelledError)) else LOST
 
 
@@ -363,7 +367,10 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """Return the broker's refusal of the virtual host: the library keeps the frame with its words to itself."""
+    """Return the broker's refusal of the virtual host, if there is one.
+
+    The library does not put the frame with the broker's text into its error, so it is read from the traceback.
+    """
     for frame, _ in walk_tb(error.__traceback__):
         close = frame.f_locals.get("frame")
         if isinstance(error, InvalidFrameError) and isinstance(close, Methods.Close):

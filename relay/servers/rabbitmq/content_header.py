@@ -1,11 +1,11 @@
-"""Decode and encode the properties of a message: all that an AMQP client can put there.
+"""Decode and encode the properties of a message: every value that an AMQP client can put there.
 
-The AMQP library cannot do it. Its decoder raises on texts that are not UTF-8, on moments after the year 9999 and on
+The AMQP library cannot do this. Its decoder raises on texts that are not UTF-8, on moments after the year 9999 and on
 deep tables. It takes seconds for a header of 128 KiB, because it copies the rest of the header for each value. Its
-encoder cuts long names, and has no form for bytes and for fractions of 64 bits.
+encoder cuts long names, and cannot write bytes or 64-bit floats.
 
-What cannot be decoded is left out, or shown escaped. The headers tell it: `x-undecodable` says why, and `x-raw-header`
-has the payload of the frame (base64). Consumers do not apply such a message (`relay.consume.message`).
+A value that cannot be decoded is left out, or shown escaped. Two headers report it: `x-undecodable` says why, and
+`x-raw-header` has the payload of the frame (base64). Consumers do not apply such a message (`relay.consume.message`).
 """
 
 from base64 import b64encode
@@ -22,10 +22,10 @@ from pamqp.header import ContentHeader
 
 UNDECODABLE, RAW_HEADER, RAW_METHOD = "x-undecodable", "x-raw-header", "x-raw-method"
 
-# Python, PostgreSQL and JSON libraries give up at other depths. The outbox itself takes 64 (`relay.outbox.headers`).
+# The limits of Python, PostgreSQL and JSON libraries differ. The outbox itself takes 64 (`relay.outbox.headers`).
 DEEPEST = 100
-MOST_SECONDS = 0xFFFFFFFF  # a timestamp above it is taken for milliseconds, as the library does
-LONGEST_SHOWN = 255  # characters of a text that is shown escaped: as many bytes as a short text may have
+MOST_SECONDS = 0xFFFFFFFF  # a larger timestamp is read as milliseconds, as the library does
+LONGEST_SHOWN = 255  # characters of an escaped text: the most bytes that AMQP's short string has
 
 START, LONG, MOMENT, DECIMAL, FRACTION = Struct(">HHQH"), Struct(">I"), Struct(">Q"), Struct(">Bi"), Struct(">d")
 FIXED = {
@@ -38,9 +38,9 @@ FIXED = {
 
 
 class Properties(Basic.Properties):
-    """Properties whose headers are encoded here: what `decode_header` has decoded is written again as it was.
+    """Properties whose headers are encoded here: headers that `decode_header` decoded are written as they were.
 
-    Without `__slots__`, because the library takes the names of the properties from there.
+    The class has no `__slots__`, because the library reads the names of the properties from there.
     """
 
     def encode_property(self, name: str, value: Any) -> bytes:
@@ -48,10 +48,10 @@ class Properties(Basic.Properties):
 
 
 def encode_table(entries: Mapping[str, Any]) -> bytes:
-    """Return the entries as AMQP writes them, behind their size. A fraction keeps its 64 bits.
+    """Return the entries in AMQP's encoding, with their size in front. A float keeps its 64 bits.
 
     Raises:
-        ValueError: AMQP has no form for a value; the text begins with its name.
+        ValueError: AMQP has no type for a value; the text begins with the value's name.
     """
     return _long(b"".join(_entry(name, value) for name, value in entries.items()))
 
@@ -61,10 +61,10 @@ class UndecodableError(ValueError):
 
 
 def decode_own(payload: bytes) -> ContentHeader:
-    """Decode a header that was encoded here.
+    """Return a header that was encoded here.
 
     Raises:
-        UndecodableError: it was not.
+        UndecodableError: the payload is no such header.
     """
     decoder = _Decoder(payload)
     header = decoder.header()
@@ -74,7 +74,7 @@ def decode_own(payload: bytes) -> ContentHeader:
 
 
 def decode_header(payload: bytes) -> ContentHeader:
-    """Return what the payload of a header frame says, and in its headers what cannot be decoded."""
+    """Return the header of a frame; if a part cannot be decoded, its headers say so (see `mark`)."""
     decoder = _Decoder(payload)
     header = decoder.header()
     if decoder.fault is not None:
@@ -89,7 +89,7 @@ def mark(header: ContentHeader, fault: str, raw: Mapping[str, bytes]) -> None:
 
 
 def shown(text: bytes) -> str:
-    """Return a text that is not UTF-8 escaped."""
+    """Return a text that is not UTF-8, escaped."""
     return text.decode("ascii", "backslashreplace")[:LONGEST_SHOWN]
 
 
@@ -97,7 +97,7 @@ class _Decoder:
     """Reads a payload once, from first to last byte.
 
     Attributes:
-        fault: the first thing that cannot be decoded.
+        fault: the first part that cannot be decoded, and why.
     """
 
     def __init__(self, payload: bytes) -> None:
@@ -207,7 +207,7 @@ class _Decoder:
         return self._data[start:end]
 
     def _end(self) -> int:
-        """Read a size; return where its bytes end."""
+        """Read a size, and return the position after its bytes."""
         (size,) = self._take(LONG)
         end = self._at + int(size)
         if end > len(self._data):

@@ -1,6 +1,7 @@
-"""A reader of frames that does not fail on what an AMQP client has put into a message.
+"""A reader of frames that does not fail on any content that an AMQP client has put into a message.
 
-The AMQP library ends the connection over a frame that it cannot decode. The broker delivers it again, without end.
+The AMQP library ends the connection at a frame that it cannot decode. Then the broker would deliver the message again,
+without end.
 """
 
 import asyncio
@@ -26,11 +27,11 @@ CLASS_AND_METHOD = struct.Struct(">HH")
 
 
 class FrameReader(FrameReceiver):
-    """Reads one frame after the other; where a message cannot be decoded, the headers say so (`content_header`)."""
+    """Reads one frame after the other; if a message cannot be decoded, its headers say so (`content_header`)."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         super().__init__(reader)
-        self._undecodable: dict[int, bytes] = {}  # by channel, a `basic.deliver` whose header frame comes next
+        self._undecodable: dict[int, bytes] = {}  # by channel: a `basic.deliver` whose header frame comes next
 
     async def get_frame(self) -> ReceivedFrame:
         if self.reader.at_eof():
@@ -71,13 +72,13 @@ def _legible(method: bytes) -> Basic.Deliver:
     at += TAG_AND_MARK.size
     key_at = at + 1 + method[at]
     delivered = Basic.Deliver(shown(method[tag_at + 1 : at - TAG_AND_MARK.size]), delivery_tag, bool(mark & 1))
-    # Unchecked: the library's constructor refuses names of exchanges that the broker takes.
+    # Set without a check: the library's constructor refuses names of exchanges that the broker takes.
     delivered.exchange, delivered.routing_key = shown(method[at + 1 : key_at]), shown(method[key_at + 1 :])
     return delivered
 
 
 def _legible_close(method: bytes) -> Connection.Close | Channel.Close:
-    """Return a close whose reply text the broker has cut in the middle of a character, without its half."""
+    """Return a close without the last character of its reply text, of which the broker has sent only a part."""
     kind, at = CLOSES[method[: len(DELIVER)]], len(DELIVER)
     code, length = CODE_AND_LENGTH.unpack_from(method, at)
     at += CODE_AND_LENGTH.size

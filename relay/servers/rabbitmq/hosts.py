@@ -1,4 +1,4 @@
-"""The hosts that `broker.url` names: each address of each name is one, and names are resolved again each time."""
+"""The hosts of `broker.url`: each address of each name is a host, and names are resolved again each time."""
 
 import asyncio
 import os
@@ -17,15 +17,15 @@ from relay.errors import BrokerUnavailableError, ConfigurationError
 
 TAKES = "amqp:// or amqps:// URLs separated by commas, like amqp://user:password@host:5672/vhost"
 
-# Each process has its own order of the addresses of a name; it stays the same, whatever the order of DNS is.
+# Each process tries the addresses of a name in an order that depends on this. The order does not depend on DNS.
 SALT = os.urandom(8)
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One address of a name; `str` gives what to call it in an error."""
+    """One address of a name; `str` returns the text for errors."""
 
-    url: URL  # with the name, for which the host's certificate is made
+    url: URL  # with the name that the host's certificate must have
     address: str  # IPv4 or IPv6
 
     def __str__(self) -> str:
@@ -43,17 +43,17 @@ def broker_urls(broker: BrokerSettings) -> list[URL]:
         raise ConfigurationError(f"broker.url (RELAY_BROKER_URL) is not set; it takes {TAKES}")
     try:
         return amqp_urls(urls)
-    except ValueError as error:  # settings that were made without a check
+    except ValueError as error:  # the settings were made without validation
         raise ConfigurationError(str(error) or f"broker.url (RELAY_BROKER_URL) takes {TAKES}") from None
 
 
 def place(url: URL) -> str:
-    """Name the host of a URL and its port."""
+    """Return the host and port of a URL."""
     return f"{url.host_subcomponent}:{url.port or (5671 if url.scheme == 'amqps' else 5672)}"
 
 
 def vhost(url: URL) -> str:
-    """Name the virtual host of a URL, as the library reads it."""
+    """Return the virtual host of a URL, as the library reads it."""
     return url.path.removeprefix("/").replace("%2F", "/") or "/"
 
 
@@ -63,8 +63,8 @@ async def in_turn(
     """Yield every host once, or why a name has no address; a name is resolved when its turn comes.
 
     Args:
-        within: seconds for a name.
-        after: the host that stands before the first one, and hence comes last.
+        within: seconds to resolve a name.
+        after: the host after which the order begins, so that it comes last.
     """
     begin = next((n for n, url in enumerate(urls) if after is not None and place(url) == place(after.url)), 0)
     last: list[Host] = []
@@ -88,7 +88,7 @@ async def addresses(url: URL, within: float) -> list[Host]:
     """Return each address that the URL's name has now as a host, in the order in which this process tries them.
 
     Raises:
-        BrokerUnavailableError: the name has no address, or DNS does not answer within so many seconds.
+        BrokerUnavailableError: the name has no address, or DNS does not answer within `within` seconds.
     """
     name = str(url.host)
     if _is_address(name):
@@ -104,9 +104,9 @@ async def addresses(url: URL, within: float) -> list[Host]:
 
 
 async def is_listed(host: Host, urls: Sequence[URL], within: float) -> bool:
-    """Whether one of the URLs leads to this host: same user, virtual host and parameters, such as those of TLS.
+    """Whether one of the URLs leads to this host with the same user, virtual host and parameters, such as those of TLS.
 
-    A name that is not resolved within so many seconds is taken to have the address that it had.
+    If a name is not resolved within `within` seconds, it is assumed to have the same address as before.
     """
     for url in urls:
         if _target(url) == _target(host.url):
@@ -120,15 +120,15 @@ async def is_listed(host: Host, urls: Sequence[URL], within: float) -> bool:
 
 
 async def _resolve(name: str) -> set[str]:
-    """Ask on a separate thread: a call that hangs would take one away from a pool, and hold up the process's end."""
+    """Resolve in a separate daemon thread: a call that hangs must not occupy a pool's thread, or delay the exit."""
     asked: Future[set[str]] = Future()
-    asked.set_running_or_notify_cancel()  # a caller that gives up leaves it to its end
+    asked.set_running_or_notify_cancel()  # so that a caller that gives up cannot cancel it
 
     def ask() -> None:
         try:
             found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
             asked.set_result({str(socket_address[0]) for *_, socket_address in found})
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # the caller that waits gets it
             asked.set_exception(error)
 
     Thread(target=ask, name=f"resolve:{name}", daemon=True).start()

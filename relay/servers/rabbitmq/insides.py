@@ -1,6 +1,6 @@
-"""Every name of aiormq that its documentation does not have: what a new release of it may change.
+"""Every use of undocumented names of aiormq, which a new release may change.
 
-That is why pyproject.toml pins the release. tests/test_insides.py names what a release lacks.
+Because of them pyproject.toml pins the release. tests/test_insides.py names those that a release lacks.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from yarl import URL
 
 from relay.servers.rabbitmq.frames import FrameReader
 
-MOST_CHANNELS = 65535  # where the broker sets no limit
+MOST_CHANNELS = 65535  # if the broker sets no limit
 
-Take = Callable[[Any], Coroutine[Any, Any, None]]  # of the frame's weight and the frame
+Take = Callable[[Any], Coroutine[Any, Any, None]]  # its argument is a pair: the frame's weight and the frame
 
 
 class UnderlayFactory(UnderlayConnection):
-    """Opens the library's connection with our reader."""
+    """Opens the library's connection with our reader of frames."""
 
     @classmethod
     async def make_connection(cls, url: URL, timeout: float | None = None, **kwargs: Any) -> "Underlay":  # noqa: ASYNC109
@@ -43,8 +43,8 @@ class Underlay(aiormq.Connection):
     def _next_number(self) -> int:
         """Return the number of a new channel.
 
-        The library would take one that the broker has just closed, and may open it before its own `channel.close-ok`
-        is written. The broker ends the connection over that.
+        The library would use a number that the broker has just closed, and may open it before it has written its
+        `channel.close-ok`. Then the broker ends the connection.
         """
         most = self.connection_tune.channel_max or MOST_CHANNELS
         numbers = chain(range(self._last_number + 1, most + 1), range(1, self._last_number + 1))
@@ -58,7 +58,7 @@ class Underlay(aiormq.Connection):
 
 
 def last_frame_at(connection: AbstractConnection) -> float:
-    """Return when something came last, by the event loop's clock. By this the library gives up, but much later."""
+    """Return when the last frame came, by the event loop's clock. By this the library gives up, too, but much later."""
     last: float = connection._Connection__last_frame_time  # type: ignore[attr-defined]
     return last
 
@@ -68,14 +68,18 @@ def hear_of_blocks(
     block: Callable[[Methods.Blocked], None],
     unblock: Callable[[Methods.Unblocked], None],
 ) -> None:
-    """Call these before the library's own handlers: it has no event for it, and `ready()` tells no reason."""
+    """Call these before the library's own handlers: it has no event for blocks, and `ready()` has no reason."""
     for name, act in (("blocked", block), ("unblocked", unblock)):
         handler = f"_Connection__handle_connection_{name}"
         setattr(connection, handler, _both(act, getattr(connection, handler)))
 
 
 def take_frames(channel: AbstractChannel, take: Take) -> Take:
-    """Let `take` get each frame of a channel from the connection's reader; return what passes one on to the channel."""
+    """Let `take` get each frame of a channel from the connection's reader.
+
+    Returns:
+        The function that passes a frame on to the channel.
+    """
     pass_on: Take = channel.frames.put
     channel.frames.put = take  # type: ignore[method-assign,assignment]
     return pass_on
@@ -87,7 +91,7 @@ def give_frames_back(channel: AbstractChannel, pass_on: Take) -> None:
 
 
 def write_queue(channel: AbstractChannel) -> "asyncio.Queue[ChannelFrame]":
-    """Return the queue of what the connection's writer writes."""
+    """Return the queue of the frames that the connection's writer writes."""
     queue: asyncio.Queue[ChannelFrame] = channel.write_queue  # type: ignore[attr-defined]
     return queue
 

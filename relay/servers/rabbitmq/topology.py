@@ -1,7 +1,8 @@
-"""Declare what `[topology]` lists: what is missing is made, what is there is compared, and nothing is ever changed.
+"""Declare the exchanges, queues and bindings of `[topology]`.
 
-At a start or by command only. After a split a node of RabbitMQ 3.x may have parted from the others without a word. A
-queue that is declared through it takes confirmed messages, and vanishes with them when the node restarts.
+What is missing is declared, what exists is compared, and nothing is ever changed. This happens only at a start or by
+command, never at a reconnect. After a network split, a node of RabbitMQ 3.x may be separate from the others without any
+sign. A queue that is declared through it takes confirmed messages, and is lost with them when the node restarts.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from relay.servers.rabbitmq.connection import (
     words,
 )
 
-DECLARE_TIMEOUT = 10.0  # seconds; a quorum queue is there when its members have started
+DECLARE_TIMEOUT = 10.0  # seconds; the broker answers when the members of a quorum queue have started
 
 SEE_LOG = "see the broker's log, then run `relay topology apply`"
 AS_IT_IS = {
@@ -43,22 +44,22 @@ AS_IT_IS = {
 REMEDIES: dict[type[ChannelClosed], str] = {
     ChannelAccessRefused: "give the user the permissions that docs/topology.md names (rabbitmqctl set_permissions)",
     ChannelNotFoundEntity: "list what is missing in relay.toml, too, or create it",
-    ChannelLockedResource: "list it by another name: a connection has it for itself alone",
-    ChannelPreconditionFailed: "change it in relay.toml: the broker takes it from nobody",
+    ChannelLockedResource: "list it by another name: one connection has it for itself (exclusive)",
+    ChannelPreconditionFailed: "change it in relay.toml: the broker takes it from no user",
 }
 
 Thing = Exchange | Queue | Binding
 
 
 class Standing(StrEnum):
-    """How a listed thing stands at the broker."""
+    """The state of a listed exchange, queue or binding at the broker."""
 
-    DECLARED = "declared"  # it was missing, and is there now
-    THERE = "there"  # it was there, as it is listed
-    BOUND = "bound"  # the binding is there now; AMQP does not tell whether it was before
+    DECLARED = "declared"  # it was missing, and exists now
+    THERE = "there"  # it existed, as it is listed
+    BOUND = "bound"  # the binding exists now; AMQP does not show whether it existed before
     MISSING = "missing"  # it would be declared (dry run)
-    UNSEEN = "unseen"  # a binding between things that are there: AMQP does not tell whether it is, too (dry run)
-    DIFFERS = "differs"  # it is there, otherwise than listed
+    UNSEEN = "unseen"  # both ends of a binding exist; AMQP does not show whether the binding does (dry run)
+    DIFFERS = "differs"  # it exists, but not as it is listed
     FAILED = "failed"  # it could not be declared or compared
 
 
@@ -67,24 +68,27 @@ BAD = (Standing.DIFFERS, Standing.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What became of one listed thing."""
+    """The result for one listed exchange, queue or binding."""
 
     kind: str  # exchange, queue, binding
     name: str
     standing: Standing
-    words: str = ""  # the broker's
+    words: str = ""  # the broker's text
     remedy: str = ""
 
 
 def listed(topology: TopologySettings) -> list[Thing]:
-    """Return everything in the order in which it has to be declared."""
+    """Return everything that is listed, in the order in which it must be declared."""
     return [*topology.exchanges, *topology.queues, *topology.bindings]
 
 
 def default_exchange(broker: BrokerSettings, things: Sequence[Thing]) -> Exchange | None:
-    """Return the exchange that a relay declares though nobody lists it; it may be of any type: do not compare it."""
+    """Return the exchange that a relay declares although it is not listed.
+
+    It may be of any type, so it must not be compared.
+    """
     is_listed = any(isinstance(thing, Exchange) and thing.name == broker.exchange for thing in things)
-    # Not checked, as a name that cannot be declared can be published to.
+    # Made without validation: the relay can publish to an exchange whose name cannot be declared.
     return Exchange.model_construct(name=broker.exchange) if broker.exchange and not is_listed else None
 
 
@@ -94,7 +98,7 @@ def kind_of(thing: Thing) -> str:
 
 
 def name_of(thing: Thing) -> str:
-    """Return its name; of a binding `exchange -> queue (routing key)`."""
+    """Return its name; for a binding `exchange -> queue (routing key)`."""
     if not isinstance(thing, Binding):
         return thing.name
     key = f" ({thing.routing_key})" if thing.routing_key else ""
@@ -102,10 +106,10 @@ def name_of(thing: Thing) -> str:
 
 
 async def apply(broker: BrokerSettings, topology: TopologySettings, *, dry_run: bool = False) -> list[Declared]:
-    """Declare what is listed, and the default exchange if it is bound; what cannot be does not keep the rest from it.
+    """Declare what is listed, and the default exchange if it is bound. After a failure it goes on with the rest.
 
     Args:
-        dry_run: tell what is missing, and declare nothing.
+        dry_run: report what is missing, and declare nothing.
     Raises:
         BrokerUnavailableError: there was no connection at all.
     """
@@ -147,14 +151,14 @@ async def declare(
     dry_run: bool = False,
     to_come: Collection[tuple[str, str]] = (),
 ) -> Declared:
-    """Declare one thing, when it is missing, and compare it with what is there; what the broker refuses is a result.
+    """Declare one thing if it is missing, else compare it with what exists. A refusal by the broker is a result.
 
     Args:
-        compare: else what is there is taken as it is.
-        to_come: for a dry run, kinds and names of what is missing and would be declared before this.
+        compare: if false, an existing one is taken as it is.
+        to_come: for a dry run, kinds and names of the missing things that would be declared before this.
     Raises:
         TimeoutError: no answer.
-        ConnectionError: the connection was lost: by a fault, or because the broker ends it at such a thing.
+        ConnectionError: the connection was lost: by a fault, or because the broker closes it for such a declaration.
     """
     try:
         async with answer_within(f"declare {name_of(thing)}", DECLARE_TIMEOUT):
@@ -165,9 +169,9 @@ async def declare(
         raise
     except ChannelClosed as error:
         return _told(thing, Standing.FAILED, words(error), REMEDIES.get(type(error), SEE_LOG))
-    except ValueError as error:  # of the AMQP library
+    except ValueError as error:  # raised by the AMQP library
         return _told(thing, Standing.FAILED, words(error), "declare it with another client, or choose another name")
-    # CancelledError as well when nobody asked for it: the library raises it when the connection goes away.
+    # Also CancelledError without a cancellation: the library raises it when the connection is lost.
     except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
         if is_told_to_end():
             raise
@@ -175,7 +179,7 @@ async def declare(
 
 
 def failed(thing: Thing, error: Exception) -> Declared:
-    """Return the result for what is not tried again."""
+    """Return the result FAILED for a thing that was not declared."""
     return _told(thing, Standing.FAILED, words(error), SEE_LOG)
 
 
@@ -186,8 +190,8 @@ async def _declare(connection: Connection, thing: Exchange | Queue, *, compare: 
     if not is_there and dry_run:
         return _told(thing, Standing.MISSING)
     try:
-        # What is there is compared by this, and stays as it is; AMQP has no verb for it. If another client deletes it
-        # between the two calls, it is declared again, also in a dry run.
+        # Declaring an existing thing compares it and leaves it as it is; AMQP has no other way to compare. If another
+        # client deletes it between the two calls, this declares it again, also in a dry run.
         async with _channel(connection) as channel:
             if isinstance(thing, Exchange):
                 await channel.exchange_declare(
@@ -229,20 +233,20 @@ async def _bind(connection: Connection, binding: Binding) -> Declared:
 
 
 async def _look(connection: Connection, binding: Binding, to_come: Collection[tuple[str, str]]) -> Declared:
-    """Return whether a binding could be made."""
+    """Return the result of a dry run for a binding: whether it could be made."""
     to = Exchange(name=binding.to_exchange) if binding.to_exchange else Queue(name=str(binding.queue))
     ends = (Exchange.model_construct(name=binding.exchange), to)
     missing = [end for end in ends if not await _is_there(connection, end)]
     for end in missing:
         if (kind_of(end), end.name) not in to_come:
-            seen = f"{kind_of(end)} {end.name!r} is neither there nor listed"
+            seen = f"{kind_of(end)} {end.name!r} does not exist and is not listed"
             return _told(binding, Standing.FAILED, seen, REMEDIES[ChannelNotFoundEntity])
     return _told(binding, Standing.MISSING if missing else Standing.UNSEEN)
 
 
 @asynccontextmanager
 async def _channel(connection: Connection) -> AsyncIterator[AbstractChannel]:
-    """Open a channel for one request: the broker closes it when it refuses."""
+    """Open a channel for one request: the broker closes the channel when it refuses the request."""
     channel = await open_channel(connection)
     yield channel
     await close_channel(channel)
