@@ -27,11 +27,11 @@ from relay.cli.printing import aside, counted, print_json, print_pairs, print_ta
 from relay.jobs.job import NO_CAUTION, Caution, Kind
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable, utc
-from relay.operate.asked import MAX_ID
+from relay.operate.asked import MAX_ID, MOST
 from relay.operate.letters import asked as letters
 from relay.operate.letters.asked import RetryLetters
 from relay.operate.letters.audit import Entry
-from relay.operate.letters.change import queues_of
+from relay.operate.letters.change import preview_letters, queues_of
 from relay.operate.letters.document import json_of
 from relay.operate.letters.export import export, written_whole
 from relay.operate.letters.job import done_by_console
@@ -224,9 +224,9 @@ def _changed(
 
 
 def _looked_for(asked: RetryLetters) -> letters.ListLetters:
-    """Return the letters that would change, as a look asks for them."""
+    """Return the letters that would change, as many as a console looks at."""
     chosen = {name: getattr(asked, name) for name in letters.LetterFilter.model_fields}
-    return letters.ListLetters.model_construct(**chosen, limit=asked.limit or MAX_ID)
+    return letters.ListLetters.model_construct(**chosen, limit=asked.limit or MOST)
 
 
 def _loss(options: RemoteOptions, dead: str, asked: RetryLetters) -> Loss:
@@ -243,7 +243,11 @@ def _loss(options: RemoteOptions, dead: str, asked: RetryLetters) -> Loss:
 
 
 def _preview(options: RemoteOptions, entry: Entry, asked: RetryLetters, output: Output) -> ExitCode:
-    done = options.operations().do(letters.preview, _looked_for(asked), by=entry.done_by)
+    if options.server:
+        done = options.operations().do(letters.preview, _looked_for(asked))
+    else:  # which also finds letters whose queue is not there
+        broker = options.load().settings.broker
+        done = asyncio.run(preview_letters(broker, entry, asked.selection(asked.limit)))
     return report_letters(done, entry, output, is_preview=True)
 
 

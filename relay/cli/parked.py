@@ -3,7 +3,7 @@
 import base64
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter, validators
 
@@ -222,14 +222,17 @@ def _change(
 
 
 def _foreseen_of(kind: parked.RowsKind, asked: RetryParked) -> parked.PreviewParked:
-    chosen = {name: getattr(asked, name) for name in parked.ParkedFilter.model_fields}
-    return parked.PreviewParked.model_construct(kind=kind, limit=asked.limit, **chosen)
+    return parked.PreviewParked.model_construct(kind=kind, limit=asked.limit, **_filter(asked))
+
+
+def _filter(asked: RetryParked) -> dict[str, Any]:
+    """Return which rows are meant, for a request that lists or counts them."""
+    return {name: getattr(asked, name) for name in parked.ParkedFilter.model_fields}
 
 
 def _loss(operations: Operations, asked: RetryParked) -> Loss:
     foreseen = operations.do(parked.preview, _foreseen_of(Kind.DISCARD, asked))
-    chosen = {name: getattr(asked, name) for name in parked.ParkedFilter.model_fields}
-    rows = operations.do(parked.list_, parked.ListParked.model_construct(**chosen, limit=EXCERPT)).rows
+    rows = operations.do(parked.list_, parked.ListParked.model_construct(**_filter(asked), limit=EXCERPT)).rows
     return Loss(
         _foreseen(Kind.DISCARD, foreseen),
         rows[0].created_at if rows else None,
