@@ -9,18 +9,18 @@ from pathlib import Path
 from bench.frame.notes import open_notes
 from relay.cli import main
 from relay.engine.row import Outcome, Settled
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 
 
 def _note_confirms(file: Path) -> None:
-    settle, note = Publisher.settle, open_notes(file)
+    settle, note = Sender.settle, open_notes(file)
 
-    def noting(self: Publisher, settled: Settled) -> None:
+    def noting(self: Sender, settled: Settled) -> None:
         if settled.outcome is Outcome.CONFIRMED:
             note(row.id for row in settled.rows)
         settle(self, settled)
 
-    Publisher.settle = noting  # type: ignore[method-assign]
+    Sender.settle = noting  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

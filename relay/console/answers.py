@@ -50,6 +50,8 @@ async def answer_error(request: Request, error: Exception) -> Response:
         raise error
     if not isinstance(error, LoginNeededError):
         return _answer(request, status_of(error), scrub(str(error)))
+    if "HX-Request" in request.headers:  # a part of a page is asked for, and the whole page leads to the login
+        return _answer(request, error.status, str(error), {"HX-Refresh": "true"})
     if (way := _to_login(request)) is not None:
         return way
     has_start_token = site_of(request).access.start is not None

@@ -1,11 +1,11 @@
-"""How the consumers are doing: dead letters, held messages, pools. One look for all browsers, in the background.
+"""How the consumers are doing: queues, dead letters, held messages, pools. One look in the background for all browsers.
 
 A page shows what the latest look saw, so no page waits for the broker.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -17,20 +17,22 @@ from starlette.concurrency import run_in_threadpool
 from relay.config.settings import Settings
 from relay.console.database import Database
 from relay.consume.failed.queues import dead_queue_name
-from relay.consume.queue_depth import ready_count
+from relay.consume.queue_depth import QueueDepth, depth_of
 from relay.errors import BrokerUnavailableError, OutboxError
 from relay.logger import get_logger
 from relay.operate import pool
 from relay.operate.letters.change import queues_of
+from relay.operate.queues import Depths, QueueStatus, consumed_queues
 from relay.runtime.backoff import wait_for_event
 from relay.runtime.scrub import scrub
 from relay.servers.rabbitmq.connection import Connection, connect
 
-INTERVAL = 10.0  # seconds between two looks
+INTERVAL = 3.0  # seconds between two looks
 SHARE = 10  # a look may take this part of the time
 LATE = timedelta(minutes=1)  # a shorter wait for the next try needs no operator
-# The broker logs an error for each look at a queue that is not there.
-MISSING_FOR = 60.0  # seconds
+# Seconds until a queue that is not there is looked at again: the broker logs an error for each such look. Most queues
+# of dead letters are not there.
+MISSING_FOR, NO_LETTERS_FOR = 10.0, 60.0
 
 log = get_logger(__name__)
 
@@ -61,12 +63,16 @@ class Seen:
     """What one look saw.
 
     Attributes:
+        queues: what consumers read, as far as the settings name it.
+        missing: of these, the queues that are not there.
         letters: how many dead letters each queue has that is there.
         reasons: why messages of pools wait, as `relay pool status` tells.
         error: why nothing is known of the database, or of the broker.
     """
 
     at: datetime
+    queues: Sequence[QueueStatus]
+    missing: Sequence[str]
     letters: dict[str, int]
     held: Sequence[HeldBy]
     reasons: Sequence[str]
@@ -84,12 +90,19 @@ class Consumers:
         self._settings = settings
         self._database = database
         # A consumer of a queue has its dead letters next to it, whether or not the settings list that queue, too.
-        self._queues = {queues_of(queue.name)[1] for queue in settings.topology.queues}
+        self._dead = {queues_of(queue.name)[1] for queue in settings.topology.queues}
+        self._consumed = consumed_queues(settings)
+        self._depths = Depths()
         self._missing: dict[str, float] = {}  # queues, and when to look for them again
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = asyncio.Event()
         self.latest: Seen | None = None
+
+    def in_queues(self) -> int | None:
+        """Return how many messages waited for consumers at the latest look; None when it could not tell."""
+        seen = self.latest
+        return None if seen is None or seen.error else sum(each.ready for each in seen.queues)
 
     def wake(self) -> None:
         """Look at once; any thread may call it."""
@@ -111,6 +124,8 @@ class Consumers:
 
     async def _look(self) -> Seen:
         held: Sequence[HeldBy] = ()
+        queues: Sequence[QueueStatus] = ()
+        missing: Sequence[str] = ()
         letters: dict[str, int] = {}
         reasons: list[str] = []
         error = None
@@ -119,10 +134,13 @@ class Consumers:
             broker = await self._connect()
             pools = await pool.read_status(self._settings, broker=broker)
             counted = {dead_queue_name(each.queue): each.dead_letters or 0 for each in pools.pools}
-            counted |= await self._count(broker, self._queues - counted.keys())
+            dead = await self._ask(broker, self._dead - counted.keys(), again_in=NO_LETTERS_FOR)
+            consumed = await self._ask(broker, self._consumed, again_in=MISSING_FOR)
             if broker.is_lost:
                 raise BrokerUnavailableError(str(broker.loss))
-            letters = counted
+            letters = counted | {queue: depth.ready for queue, depth in dead.items()}
+            queues = self._depths.note(consumed, time.monotonic())
+            missing = [queue for queue in self._consumed if queue not in consumed]
             reasons = [pool.NO_MASTER] if pools.pools and not pools.master else []
             reasons += [reason for each in pools.pools for reason in pool.reasons_of(each)]
         except (OutboxError, psycopg.Error) as failure:
@@ -130,24 +148,25 @@ class Consumers:
         except Exception as failure:  # the next look may go well
             error = "a fault of the console: see its log"
             log.error("console.look_failed", exc_info=failure)
-        return Seen(datetime.now(UTC), dict(sorted(letters.items())), held, reasons, error)
+        return Seen(datetime.now(UTC), queues, missing, dict(sorted(letters.items())), held, reasons, error)
 
     def _read_held(self) -> list[HeldBy]:
         statement = HELD.format(schema=Identifier(self._database.schema))
         with self._database.session() as connection, connection.cursor(row_factory=class_row(HeldBy)) as cursor:
             return cursor.execute(statement, {"late": LATE}).fetchall()
 
-    async def _count(self, broker: Connection, queues: set[str]) -> dict[str, int]:
+    async def _ask(self, broker: Connection, queues: Iterable[str], *, again_in: float) -> dict[str, QueueDepth]:
+        """Return what the broker tells of the queues that are there; the others are asked for again in some seconds."""
         now = time.monotonic()
-        found: dict[str, int] = {}
+        found: dict[str, QueueDepth] = {}
         for queue in sorted(queues):
             if self._missing.get(queue, now) > now:
                 continue
-            count = await ready_count(broker, queue, self._settings.broker.connect_timeout)
-            if count is None and not broker.is_lost:
-                self._missing[queue] = now + MISSING_FOR
-            if count is not None:
-                found[queue] = count
+            depth = await depth_of(broker, queue, self._settings.broker.connect_timeout)
+            if depth is not None:
+                found[queue] = depth
+            elif not broker.is_lost:
+                self._missing[queue] = now + again_in
         return found
 
     async def _connect(self) -> Connection:

@@ -12,7 +12,7 @@ from relay.console.sampler import Point, Sample, Sampler
 from relay.console.templates import fragment
 from relay.console.verdict import verdict
 
-PARTS = ("verdict", "figures", "relays")  # each has a template, and is an event of the stream
+PARTS = ("headline", "verdict", "figures", "relays")  # each has a template, and is an event of the stream
 SHORTEST = 300.0  # seconds that a chart spans at least
 
 
@@ -54,24 +54,27 @@ class Live:
         sample, report, seen = self._sampler.latest, self._checkup.latest, self._consumers.latest
         failing, drawn = self._background.failing(), self._drawn
         if drawn is None or drawn != replace(drawn, sample=sample, report=report, seen=seen, failing=failing):
-            values = {"sample": sample, "verdict": verdict(sample, report, seen, failing), "figures": _figures(sample)}
+            figures = _figures(sample, self._consumers.in_queues())
+            values = {"sample": sample, "verdict": verdict(sample, report, seen, failing), "figures": figures}
             drawn = Drawn(sample, report, seen, failing, {name: fragment(f"{name}.html", **values) for name in PARTS})
             self._drawn = drawn
         return drawn.parts
 
 
-def _figures(sample: Sample | None) -> list[Figure]:
+def _figures(sample: Sample | None, in_queues: int | None) -> list[Figure]:
     status, latency = (sample.status, sample.latency) if sample else (None, None)
     history = sample.history if sample else ()
-    oldest = status.oldest_pending_age_s if status else None
+    for_a_route = f", {short(status.quarantined)} for a route" if status and status.quarantined else ""
+    waits = f"rows wait{for_a_route}"
     rows = [
-        ("Backlog", short(status.pending if status else None), "rows wait", lambda each: each.backlog, short),
-        ("Oldest", duration(oldest), "waits", lambda each: each.age_s, duration),
+        ("Backlog", short(sample.backlog if sample else None), waits, lambda each: each.backlog, short),
+        ("Oldest", duration(sample.age_s if sample else None), "the longest wait", lambda each: each.age_s, duration),
         ("Sent", short(sample.rate if sample else None), "a second", lambda each: each.rate, short),
         ("Latency", duration(latency.p95_s if latency else None), "95% of the last minute",
          lambda each: each.latency_s, duration),
-        ("Set aside", short(status.parked + status.quarantined if status else None), "parked or quarantined",
-         lambda each: each.failures, short),
+        ("In queues", short(in_queues), "messages wait for consumers", lambda each: each.in_queues, short),
+        ("Parked", short(status.parked if status else None), "rows wait for a decision", lambda each: each.parked,
+         short),
     ]  # fmt: skip
     return [_figure(title, value, about, history, of=of, words=words) for title, value, about, of, words in rows]
 

@@ -6,9 +6,11 @@ So that a hundred open pages cost the database no more than one, no page asks th
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
@@ -17,7 +19,7 @@ from relay.console.database import Database
 from relay.errors import OutboxError
 from relay.logger import get_logger
 from relay.operate.latency import Latency, read_latency
-from relay.operate.status import Status, published, read_status
+from relay.operate.status import Node, Status, published, read_status
 from relay.runtime.backoff import wait_for_event
 from relay.runtime.scrub import scrub
 
@@ -26,9 +28,11 @@ IDLE_INTERVAL = 10.0  # while no browser does; the history goes on
 SHARE = 10  # a look may take this part of the time: where it takes long, looks are fewer
 KEPT = 3600.0  # seconds of history
 POINT = 10.0  # seconds that a point of the history stands for
+BEAT = 2.0  # seconds, at most, between two samples that a reader gets
 RATE_OVER = 5.0  # seconds, at least, over which the rate is measured
 
 log = get_logger(__name__)
+Figure = TypeVar("Figure", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,8 @@ class Point:
     backlog: int
     age_s: float
     rate: float
-    failures: int
+    in_queues: int | None
+    parked: int
     latency_s: float | None
 
 
@@ -50,7 +55,9 @@ class Sample:
     Attributes:
         number: counts the looks.
         status: None when the database did not answer; `error` says why.
+        nodes: the relays as they were last seen.
         rate: messages a second.
+        sent_none: whether nothing was sent since rows wait for a route that does not work.
         history: of the last hour, the oldest first.
     """
 
@@ -58,9 +65,21 @@ class Sample:
     at: datetime
     status: Status | None
     error: str | None
+    nodes: Sequence[Node]
     rate: float | None
+    sent_none: bool
     latency: Latency | None
     history: tuple[Point, ...]
+
+    @property
+    def backlog(self) -> int | None:
+        """Rows that wait, also for a route."""
+        return backlog(self.status) if self.status else None
+
+    @property
+    def age_s(self) -> float | None:
+        """How long the oldest of them has waited, in seconds; None when no row waits."""
+        return age_s(self.status, self.at) if self.status else None
 
 
 class Sampler:
@@ -68,9 +87,13 @@ class Sampler:
 
     Attributes:
         latest: None until the first look has ended.
+
+    Args:
+        in_queues: returns how many messages wait for consumers; None when that is not known.
     """
 
-    def __init__(self, settings: Settings, database: Database) -> None:
+    def __init__(self, settings: Settings, database: Database, in_queues: Callable[[], int | None]) -> None:
+        self._in_queues = in_queues
         self._database = database
         self._settle_after = 3 * settings.relay.heartbeat_interval  # counters move with heartbeats
         self._looks: deque[tuple[float, int, dict[str, int]]] = deque()  # when, all published, by node
@@ -79,6 +102,8 @@ class Sampler:
         self._changed = asyncio.Condition()
         self._wanted = asyncio.Event()
         self._number = 0
+        self._published_when_broken: int | None = None
+        self._nodes: Sequence[Node] = ()
         self._stopped = False
         self.latest: Sample | None = None
 
@@ -103,7 +128,10 @@ class Sampler:
             self._changed.notify_all()
 
     async def samples(self) -> AsyncGenerator[Sample]:
-        """Yield the latest sample, and each new one, until `stop`; a slow reader misses some."""
+        """Yield the latest sample, and each new one, until `stop`; a slow reader misses some.
+
+        While a look takes long, it yields the latest one again: the reader tells its browser that the console is here.
+        """
         self._watchers += 1
         if self._watchers == 1:
             self._wanted.set()
@@ -111,7 +139,9 @@ class Sampler:
         try:
             while not self._stopped:
                 async with self._changed:
-                    await self._changed.wait_for(lambda: self._stopped or self._is_newer(seen))  # noqa: B023
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(BEAT):
+                            await self._changed.wait_for(lambda: self._stopped or self._is_newer(seen))  # noqa: B023
                 if self.latest is not None and not self._stopped:
                     seen = self.latest.number
                     yield self.latest
@@ -140,15 +170,27 @@ class Sampler:
         except Exception as failure:  # the next look may go well
             error = "a fault of the console: see its log"
             log.error("console.look_failed", exc_info=failure)
-        rate = self._keep(status, latency)
-        return Sample(self._number, datetime.now(UTC), status, error, rate, latency, tuple(self._history))
+        at = datetime.now(UTC)
+        rate = self._keep(status, latency, at)
+        sent_none = status is not None and self._sent_none(status)
+        self._nodes = status.nodes if status else self._nodes
+        return Sample(self._number, at, status, error, self._nodes, rate, sent_none, latency, tuple(self._history))
+
+    def _sent_none(self, status: Status) -> bool:
+        """Whether nothing was sent since the first look that saw rows wait for a route that does not work."""
+        if not any(route.rows and route.paused_at is None for route in status.quarantined_routes):
+            self._published_when_broken = None
+            return False
+        if self._published_when_broken is None:
+            self._published_when_broken = status.published_total
+        return status.published_total == self._published_when_broken
 
     def _before(self) -> dict[str, int] | None:
         """Return what each relay had published when its counters have settled since; None if no look is so old."""
         limit = time.monotonic() - self._settle_after
         return next((nodes for at, _, nodes in reversed(self._looks) if at <= limit), None)
 
-    def _keep(self, status: Status | None, latency: Latency | None) -> float | None:
+    def _keep(self, status: Status | None, latency: Latency | None, at: datetime) -> float | None:
         """Add a look to the history; return the rate."""
         now = time.monotonic()
         while self._history and self._history[0].at < now - KEPT:
@@ -162,10 +204,11 @@ class Sampler:
             self._looks.popleft()
         point = Point(
             at=now,
-            backlog=status.pending,
-            age_s=status.oldest_pending_age_s or 0.0,
+            backlog=backlog(status),
+            age_s=age_s(status, at) or 0.0,
             rate=rate or 0.0,
-            failures=status.parked + status.quarantined,
+            in_queues=self._in_queues(),
+            parked=status.parked,
             latency_s=None if latency is None else latency.p95_s,
         )
         if self._history and now - self._history[-1].at < POINT:
@@ -181,13 +224,29 @@ class Sampler:
         return max(0, total - before) / (now - at) if now > at else None
 
 
+def backlog(status: Status) -> int:
+    """Return how many rows wait, also for a route."""
+    return status.pending + status.quarantined
+
+
+def age_s(status: Status, at: datetime) -> float | None:
+    """Return how long the oldest row has waited, also for a route that is not paused; None when no row waits."""
+    routes = status.quarantined_routes
+    waited = [(at - each.oldest).total_seconds() for each in routes if each.oldest and each.paused_at is None]
+    return max([*waited, *([] if status.oldest_pending_age_s is None else [status.oldest_pending_age_s])], default=None)
+
+
 def _worse(one: Point, other: Point) -> Point:
-    latencies = [each.latency_s for each in (one, other) if each.latency_s is not None]
     return replace(
         one,
         backlog=max(one.backlog, other.backlog),
         age_s=max(one.age_s, other.age_s),
         rate=max(one.rate, other.rate),
-        failures=max(one.failures, other.failures),
-        latency_s=max(latencies, default=None),
+        in_queues=_highest(one.in_queues, other.in_queues),
+        parked=max(one.parked, other.parked),
+        latency_s=_highest(one.latency_s, other.latency_s),
     )
+
+
+def _highest(*figures: Figure | None) -> Figure | None:
+    return max((each for each in figures if each is not None), default=None)

@@ -54,9 +54,9 @@ class Site:
         self.inbox = Database(apart, settings.console, url=INBOX_URL) if apart else self.database
         self.alone = asyncio.Lock()
         self.background = Background()
-        self.sampler = Sampler(settings, self.database)
-        self.checkup = Checkup(settings, file)
         self.consumers = Consumers(settings, self.database)
+        self.sampler = Sampler(settings, self.database, self.consumers.in_queues)
+        self.checkup = Checkup(settings, file)
         self.looks = Looks(settings.broker)
         self.runner = Runner(settings, partial(self.background.note, "jobs"))
         self.live = Live(self.sampler, self.checkup, self.consumers, self.background)

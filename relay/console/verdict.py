@@ -1,6 +1,6 @@
-"""The state of the outbox in the words of the first page, with the way to each repair."""
+"""The state of the outbox in the words of the first page, with the way to each repair, the weightiest first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
@@ -16,11 +16,15 @@ from relay.operate.status import About, Reason
 
 
 class Mood(StrEnum):
-    """The colour of the verdict."""
+    """The colour of the verdict, or of a reason, the worst last."""
 
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
+
+    @property
+    def weight(self) -> int:
+        return list(Mood).index(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +37,16 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A reason with its repair."""
+    """A reason with its repair.
+
+    Attributes:
+        headline: what the verdict says when this reason is the worst; empty where the outbox's state says it.
+    """
 
     words: str
     repair: Repair | None
+    mood: Mood = Mood.WARNING
+    headline: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +59,14 @@ class TheVerdict:
 
 
 DOCTOR = Repair("/doctor", "See the doctor's list")
+# In the order of their weight.
 REPAIRS = {
     About.RELAYS: Repair("/nodes", "Look at the relays"),
-    About.REFUSED: Repair("/messages?state=pending", "See what waits"),
-    About.PARKED: Repair("/failures", "See what failed, and retry it"),
-    About.ROUTE: Repair("/routes", "See the route, and try it"),
-    About.PAUSE: Repair("/routes", "See what is paused, and resume it"),
     About.SESSIONS: Repair("/doctor", "Run the doctor"),
+    About.ROUTE: Repair("/routes", "See the route, and try it"),
+    About.PARKED: Repair("/failures", "See what failed, and retry it"),
+    About.REFUSED: Repair("/messages?state=pending", "See what waits"),
+    About.PAUSE: Repair("/routes", "See what is paused, and resume it"),
 }
 
 
@@ -70,73 +81,78 @@ def verdict(
     Args:
         failing: tasks of the console that have failed of late.
     """
-    seen = _with_failing(_of_sample(sample), failing)
-    told = _of_consumers(consumers) if consumers else []
-    if told and seen.mood is Mood.OK:
-        seen = TheVerdict(Mood.WARNING, "Messages go out, and consumers need a look", seen.reasons)
-    return _with_report(replace(seen, reasons=[*seen.reasons, *told]), report)
-
-
-def _with_report(seen: TheVerdict, report: Report | None) -> TheVerdict:
-    # The sample tells of each route in quarantine itself, and knows a second later when it works again.
-    failed = (
-        [each for each in report.findings if each.verdict is Verdict.FAILED and each.check != REACHED] if report else []
-    )
-    if not failed:
-        return seen
-    known = {each.words for each in seen.reasons}  # some the status tells, too
-    told = [
-        Told(f"{each.words}: {each.remedy}" if each.remedy else each.words, DOCTOR)
-        for each in failed
-        if each.words not in known
-    ]
-    if seen.mood is Mood.OK:
-        return TheVerdict(Mood.WARNING, "Messages go out, and the doctor has found something", [*seen.reasons, *told])
-    return replace(seen, reasons=[*seen.reasons, *told])
-
-
-def _with_failing(seen: TheVerdict, failing: Sequence[str]) -> TheVerdict:
-    told = [Told(f"the console's task {name!r} has failed, and begins again: see its log", None) for name in failing]
-    if told and seen.mood is Mood.OK:
-        return TheVerdict(Mood.WARNING, "Messages go out, and the console needs a look", [*seen.reasons, *told])
-    return replace(seen, reasons=[*seen.reasons, *told])
+    outbox = _of_sample(sample)
+    told = [*_of_console(failing), *(_of_consumers(consumers) if consumers else [])]
+    told += _of_report(report, known={each.words for each in [*outbox.reasons, *told]})
+    reasons = sorted([*outbox.reasons, *told], key=lambda each: -each.mood.weight)
+    worst = max(told, key=lambda each: each.mood.weight, default=None)
+    if worst is None or worst.mood.weight <= outbox.mood.weight:
+        return replace(outbox, reasons=reasons)
+    return TheVerdict(worst.mood, f"Messages go out, and {worst.headline}", reasons)
 
 
 def _of_sample(sample: Sample | None) -> TheVerdict:
     if sample is None:
         return TheVerdict(Mood.WARNING, "Looking at the outbox…", [])
     if sample.status is None:
-        told = [Told(sample.error or "", Repair("/doctor", "Run the doctor"))]
+        told = [Told(sample.error or "", Repair("/doctor", "Run the doctor"), Mood.FAILED)]
         return TheVerdict(Mood.FAILED, "The database does not answer", told)
     status = sample.status
-    told = [Told(reason, _repair(reason)) for reason in status.reasons]
-    match status.state:
+    state = OutboxState.STALLED if sample.sent_none else status.state
+    is_stalled = state is OutboxState.STALLED
+    reasons = [_told(each, is_stalled=is_stalled) for each in sorted(status.reasons, key=_weight)]
+    match state:
         case OutboxState.OK:
             words = "All is well" if status.pending else "All is well, nothing waits"
-            return TheVerdict(Mood.OK, words, told)
+            return TheVerdict(Mood.OK, words, reasons)
         case OutboxState.DEGRADED:
-            return TheVerdict(Mood.WARNING, "Something needs a look; the rest goes out", told)
+            return TheVerdict(Mood.WARNING, "Something needs a look; the rest goes out", reasons)
         case OutboxState.STALLED:
-            return TheVerdict(Mood.FAILED, "Rows wait, and nothing goes out", told)
+            return TheVerdict(Mood.FAILED, "Rows wait, and nothing goes out", reasons)
         case _:
-            assert_never(status.state)
+            assert_never(state)
 
 
-def _of_consumers(seen: Seen) -> list[Told]:
-    letters = [
+def _weight(reason: Reason) -> int:
+    return list(REPAIRS).index(reason.about)
+
+
+def _told(reason: Reason, *, is_stalled: bool) -> Told:
+    stalls = is_stalled and reason.about in (About.RELAYS, About.ROUTE)
+    return Told(reason, REPAIRS[reason.about], Mood.FAILED if stalls else Mood.WARNING)
+
+
+def _of_console(failing: Sequence[str]) -> list[Told]:
+    return [
         Told(
-            f"{number:,} dead {'letter' if number == 1 else 'letters'} in {queue}",
-            Repair(f"/failures?{urlencode({'queue': queue})}", "See why, and retry them"),
+            f"the console's task {name!r} has failed, and begins again: see its log",
+            None,
+            headline="the console needs a look",
         )
-        for queue, number in seen.letters.items()
-        if number
+        for name in failing
     ]
-    held = [
-        Told(_held_words(each), Repair("/failures", "See why, and let it try now"))
-        for each in seen.held
-        if each.waiting or each.overdue
-    ]
-    return [*letters, *held, *(Told(reason, Repair("/nodes", "Look at the pools")) for reason in seen.reasons)]
+
+
+def _of_consumers(seen: Seen) -> Iterator[Told]:
+    headline = "consumers need a look"
+    for queue in seen.missing:
+        words = f"there is no queue {queue}: `relay topology apply` declares what relay.toml lists"
+        yield Told(words, Repair("/routes", "See where messages go"), headline=f"there is no queue {queue}")
+    for each in seen.queues:
+        if (reason := each.reason) is not None:
+            mood, said = (Mood.FAILED, f"nothing consumes {each.name}") if each.is_unread else (Mood.WARNING, headline)
+            yield Told(reason, Repair("/routes", "See the queues"), mood, said)
+    for queue, number in seen.letters.items():
+        if number:
+            words = f"{number:,} dead {'letter' if number == 1 else 'letters'} in {queue}"
+            path = f"/failures?{urlencode({'queue': queue})}"
+            yield Told(words, Repair(path, "See why, and retry them"), headline=headline)
+    for held in seen.held:
+        if held.waiting or held.overdue:
+            repair = Repair("/failures", "See why, and let it try now")
+            yield Told(_held_words(held), repair, headline=headline)
+    for reason in seen.reasons:
+        yield Told(reason, Repair("/nodes", "Look at the pools"), headline=headline)
 
 
 def _held_words(held: HeldBy) -> str:
@@ -145,5 +161,18 @@ def _held_words(held: HeldBy) -> str:
     return f"{words}, and does not try them: start it" if held.overdue == held.keys else words
 
 
-def _repair(reason: Reason) -> Repair:
-    return REPAIRS[reason.about]
+def _of_report(report: Report | None, known: set[str]) -> list[Told]:
+    """Return what the doctor has found, but for what others tell.
+
+    The sample tells of each route in quarantine itself, and knows a second later when it works again.
+    """
+    findings = report.findings if report else ()
+    return [
+        Told(
+            f"{each.words}: {each.remedy}" if each.remedy else each.words,
+            DOCTOR,
+            headline="the doctor has found something",
+        )
+        for each in findings
+        if each.verdict is Verdict.FAILED and each.check != REACHED and each.words not in known
+    ]

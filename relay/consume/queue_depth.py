@@ -30,9 +30,15 @@ async def ask_queue(connection: Connection, queue: str, within: float) -> QueueD
     return QueueDepth(declared.message_count or 0, declared.consumer_count or 0)
 
 
-async def ready_count(connection: Connection, queue: str, within: float) -> int | None:
-    """Return how many messages wait in a queue; `None`: there is no such queue, or no answer."""
+async def depth_of(connection: Connection, queue: str, within: float) -> QueueDepth | None:
+    """Return what the broker answers; `None`: there is no such queue, or no answer."""
     try:
-        return (await ask_queue(connection, queue, within)).ready
+        return await ask_queue(connection, queue, within)
     except (AMQPError, OSError, RuntimeError, ValueError):
         return None
+
+
+async def ready_count(connection: Connection, queue: str, within: float) -> int | None:
+    """Return how many messages wait in a queue; `None`: there is no such queue, or no answer."""
+    depth = await depth_of(connection, queue, within)
+    return None if depth is None else depth.ready

@@ -1,24 +1,27 @@
 """The main job on one page: rows are read, sent, confirmed and marked.
 
-tail ──window──> publisher ──frames──> broker
-  ^                  │ <──confirms────────┘
-  └──forget── marker <┘ settled rows
+tail ──window──> gate ──rows──> sender ──frames──> broker
+  ^                               │ <──confirms────────┘
+  └──forget── marker <────────────┘ settled rows
 """
 
 import asyncio
 
+from relay.engine.read.gate import Gate
 from relay.engine.read.tail import Tail
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.settle.mark import Marker
-from relay.engine.settle.quarantine import ParkedKeys, Quarantine
+from relay.engine.settle.parking import Parking
+from relay.engine.settle.quarantine import Quarantine
 
 
 async def forward(
     tail: Tail,
-    held: ParkedKeys,
-    quarantine: Quarantine,
-    publisher: Publisher,
+    gate: Gate,
+    sender: Sender,
     *,
+    parking: Parking,
+    quarantine: Quarantine,
     marker: Marker,
     drain: asyncio.Event,
 ) -> None:
@@ -32,10 +35,8 @@ async def forward(
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(marker.run(), name="mark")
         async for window in tail.windows(until=drain):  # sleeps while idle, waits for room
-            rows = await quarantine.hold_rows(await held.hold_rows(window))
-            while held.has_added(rows):  # a row was parked while the table was asked
-                rows = await quarantine.hold_rows(await held.hold_rows(rows))
-            publisher.offer(tail.hold_rows(rows), behind=tail.behind)
+            rows = await gate.admit(window, parking, quarantine)
+            sender.offer(rows, behind=tail.behind)
             del window[:], rows[:]  # otherwise they stay in memory, long settled, while the next rows are read
             await quarantine.tend()
-        publisher.stop()
+        sender.stop()

@@ -4,9 +4,11 @@ import asyncio
 import gc
 import signal
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import psycopg
 from pydantic import SecretStr
@@ -19,16 +21,17 @@ from relay.engine.nodes.membership import Membership
 from relay.engine.nodes.stall import StallWatch
 from relay.engine.nodes.vacuum import VacuumWatch
 from relay.engine.read.floors import Floors
-from relay.engine.read.tail import Tail
+from relay.engine.read.gate import Gate
+from relay.engine.read.tail import History, Tail
 from relay.engine.reload import reloading
 from relay.engine.send.broker_link import BrokerLink
-from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Router
+from relay.engine.send.sender import Sender
 from relay.engine.session.database_retry import DatabaseRetry
 from relay.engine.session.session import SESSION_LOST, LaneSession
 from relay.engine.settle.mark import Delivered, Marker
-from relay.engine.settle.put_away import PutAway
-from relay.engine.settle.quarantine import ParkedKeys, Quarantine
+from relay.engine.settle.parking import Parking
+from relay.engine.settle.quarantine import Quarantine
 from relay.engine.snapshot import NodeSnapshot
 from relay.errors import AccessError, DatabaseUnavailableError, OutboxError, SchemaError, leaves
 from relay.logger import get_logger
@@ -46,7 +49,6 @@ INTERRUPTED = 130  # exit code
 OURS_FOR = 0.9  # of node_timeout: without an answer for so long, other nodes may soon end the session
 DRAIN_LOOK = 0.2  # seconds: the drain may begin before there is a broker
 NO_LANES = "none held"
-WENT_BACK = "the database went back from message {seen} to {found}: see docs/backup.md"
 
 # What a relay gets when another process downgrades or drops its tables.
 TABLES_CHANGED = (
@@ -119,6 +121,45 @@ async def _run_until_told(node: "Node", settings: Settings) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What carries rows through one session of the database, from the read to the mark."""
+
+    retry: DatabaseRetry
+    tail: Tail
+    gate: Gate
+    parking: Parking
+    quarantine: Quarantine
+    marker: Marker
+    floors: Floors
+    lanes: Lanes
+    membership: Membership
+
+    def beside(self, session: LaneSession) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        """Yield what runs at the same time as the loop until cancelled, each with a name."""
+        yield "membership", self.membership.run()
+        yield "published", self.membership.keep_clear()
+        yield "lanes", self.lanes.run()
+        yield "floors", self.floors.keep()
+        yield "days", self.retry.keep_days()
+        yield "parking", self.parking.door.run()
+        yield "quarantine", self.quarantine.door.run()
+        yield "discarding", self.marker.discarding.run()
+        yield "horizon", VacuumWatch(session).run()
+
+    def forward(self, sender: Sender, drain: asyncio.Event) -> Coroutine[Any, Any, None]:
+        """Return the loop."""
+        return forward(
+            self.tail,
+            self.gate,
+            sender,
+            parking=self.parking,
+            quarantine=self.quarantine,
+            marker=self.marker,
+            drain=drain,
+        )
+
+
 class Node:
     """One node with one set of lanes."""
 
@@ -129,11 +170,11 @@ class Node:
             self._health.expect(part, "not connected yet")
         self._health.expect("lanes", NO_LANES)
         self._policy = DeliveryPolicy.of(settings.relay.ordering, settings.relay.key_policy)
-        self._publisher = Publisher(self._policy, settings.relay.max_in_flight, Router.of(settings).unroutable)
+        self._sender = Sender(self._policy, settings.relay.max_in_flight, Router.of(settings).unroutable)
         self._delivered = Delivered()
         self._broker_link = BrokerLink(
             settings,
-            self._publisher,
+            self._sender,
             self._health,
             barring=True,
             topology=settings.topology,
@@ -141,10 +182,10 @@ class Node:
         )
         self._session: LaneSession | None = None
         self._stalls = StallWatch(
-            self._publisher, self._delivered, self._health, settings.relay, session=lambda: self._session
+            self._sender, self._delivered, self._health, settings.relay, session=lambda: self._session
         )
         self._tail: Tail | None = None
-        self._seen = 0  # the highest id of a row that was read, in whichever session, or that a former relay has saved
+        self._history = History(self._health)
         self._losses: dict[str, int] = Counter()  # of database sessions, by reason
         self._sweep_finds = 0  # of earlier sessions' tails
         self._ready = False
@@ -158,20 +199,20 @@ class Node:
 
     @property
     def in_flight(self) -> int:
-        return self._publisher.in_flight
+        return self._sender.in_flight
 
     def snapshot(self) -> NodeSnapshot:
         """Return the node's counters and state at this moment."""
-        publisher, session = self._publisher, self._session
+        sender, session = self._sender, self._session
         return NodeSnapshot(
             ready=not self.hindrances(),
             stalled=self._health.is_stalled,
             lanes=len(session.lanes.held) if session else 0,
-            in_flight=publisher.in_flight,
+            in_flight=sender.in_flight,
             published=self._delivered.total,
-            failures=dict(publisher.failures),
-            unroutable=dict(publisher.unroutable),
-            confirm_times=publisher.confirm_times,
+            failures=dict(sender.failures),
+            unroutable=dict(sender.unroutable),
+            confirm_times=sender.confirm_times,
             delivery_times=self._delivered.times,
             sweep_finds=self._sweep_finds + (self._tail.sweep_finds if self._tail else 0),
             database_losses=self._losses,
@@ -207,7 +248,7 @@ class Node:
         if self.drain.is_set():
             return
         self.drain.set()
-        self._publisher.stop()
+        self._sender.stop()
         if self._tail:
             self._tail.wake()
 
@@ -271,25 +312,22 @@ class Node:
             if self.drain.is_set():  # what is in flight has had its time
                 return
             with suppress(Stopping):
-                await unless_stopping(self.drain, self._publisher.abandon())
+                await unless_stopping(self.drain, self._sender.abandon())
             await wait_for_event(self.drain, backoff(failures, RECONNECT_INITIAL, RECONNECT_MAX))
 
-    async def _use(self, session: LaneSession) -> None:
-        """Relay through one session until drained or until it is lost."""
+    def _parts_of(self, session: LaneSession) -> Parts:
+        """Build what carries rows through one session."""
         settings = self._settings.relay
-        self._sweep_finds += self._tail.sweep_finds if self._tail else 0
-        self._publisher.send_while(partial(session.has_answered_within, settings.node_timeout * OURS_FOR))
         retry = DatabaseRetry(session, self._health, drain=self.drain)
-        tail = self._tail = Tail(session, settings, self._policy, retry, note_read=self._note_read)
-        parking = PutAway(session, tail, retry)
-        held = ParkedKeys(session, tail, retry, parking)
-        router = Router.of(self._settings)
-        quarantine = Quarantine(session, tail, self._publisher, router, policy=self._policy, retry=retry)
+        tail = Tail(session, settings, self._policy, retry, note_read=self._history.note_read)
+        gate = Gate(tail, session.lanes, Router.of(self._settings).address)
+        parking = Parking(session, tail, gate.parked, retry)
+        quarantine = Quarantine(session, tail, gate, self._sender, policy=self._policy, retry=retry)
         marker = Marker(
             session,
             tail,
-            self._publisher,
-            held,
+            self._sender,
+            parking,
             quarantine=quarantine,
             policy=self._policy,
             delivered=self._delivered,
@@ -299,60 +337,45 @@ class Node:
 
         async def learn(taken: Collection[int]) -> None:
             if self._policy.put_away_holds_key:
-                await held.load(taken)
+                await parking.load(taken)
             await quarantine.load()
 
-        floors = Floors(session, tail, retry, note_seen=self._note_seen)
-        lanes = Lanes(session, tail, self._publisher, floors=floors, health=self._health, learn=learn)
+        floors = Floors(session, tail, retry, note_seen=self._history.note_seen)
+        lanes = Lanes(session, tail, self._sender, floors=floors, health=self._health, learn=learn)
         membership = Membership(
             session,
             settings,
             lanes,
-            publisher=self._publisher,
+            sender=self._sender,
             broker_link=self._broker_link,
             health=self._health,
             retry=retry,
             former=self._former,
         )
-        self._former = session.pid
+        return Parts(retry, tail, gate, parking, quarantine, marker, floors, lanes, membership)
+
+    async def _use(self, session: LaneSession) -> None:
+        """Relay through one session until drained or until it is lost."""
+        parts = self._parts_of(session)
+        self._sweep_finds += self._tail.sweep_finds if self._tail else 0
+        self._tail, self._former = parts.tail, session.pid
+        self._sender.send_while(partial(session.has_answered_within, self._settings.relay.node_timeout * OURS_FOR))
         async with asyncio.TaskGroup() as tasks:
-            beside = (
-                tasks.create_task(membership.run(), name="membership"),
-                tasks.create_task(membership.keep_clear(), name="published"),
-                tasks.create_task(lanes.run(), name="lanes"),
-                tasks.create_task(floors.keep(), name="floors"),
-                tasks.create_task(retry.keep_days(), name="days"),
-                tasks.create_task(parking.run(), name="parking"),
-                tasks.create_task(quarantine.door.run(), name="quarantine"),
-                tasks.create_task(marker.discarding.run(), name="discarding"),
-                tasks.create_task(VacuumWatch(session).run(), name="horizon"),
-            )
+            beside = [tasks.create_task(work, name=name) for name, work in parts.beside(session)]
             while not self._broker_link.up.is_set() and not self.drain.is_set():
                 await wait_for_event(self._broker_link.up, DRAIN_LOOK)
-            membership.hurry()
-            announcing = tasks.create_task(self._announce(session, lanes), name="announce")
+            parts.membership.hurry()
+            beside.append(tasks.create_task(self._announce(session, parts.lanes), name="announce"))
             # A task, although nothing else happens here: each step of an awaited coroutine passes through all callers.
-            forwarding = forward(tail, held, quarantine, self._publisher, marker=marker, drain=self.drain)
+            forwarding = parts.forward(self._sender, self.drain)
             self._forwarding = tasks.create_task(forwarding, name="forward")
             try:
                 await asyncio.wait([self._forwarding])  # until drained, or until `_end_in_time` cancels it
             finally:
                 self._forwarding = None
-            for task in (*beside, announcing):
+            for task in beside:
                 task.cancel()
-        await membership.leave()
-
-    def _note_seen(self, saved: int) -> None:
-        self._seen = max(self._seen, saved)
-
-    def _note_read(self, given: int, highest: int) -> None:
-        """Notice a database that was set back, as by a restored backup: fewer ids were given than rows were seen."""
-        if given < self._seen:
-            log.error("database.went_back", seen=self._seen, found=given)
-            self._health.warn("history", WENT_BACK.format(seen=self._seen, found=given))
-            self._seen = given
-        else:
-            self._seen = max(self._seen, min(highest, given))  # a writer may choose an id above
+        await parts.membership.leave()
 
     async def _announce(self, session: LaneSession, lanes: Lanes) -> None:
         if not self._ready:

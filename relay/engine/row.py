@@ -12,6 +12,7 @@ from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
 Key = tuple[bytes, bytes, bytes | None]  # type, id, and the role if `key_scope` parts the roles
+Place = tuple[int, int]  # lane and id of a row
 
 MAX_TRACEPARENT, MAX_TRACESTATE = 55, 512  # bytes, of W3C Trace Context
 ROW_BYTES = 512  # what a row costs in memory, without its payload and headers
@@ -63,6 +64,13 @@ class Row(NamedTuple):
 
 # The same key without a Python frame for each row, for loops over many rows. Without an id it is (type, None, role).
 key_of: Callable[[Row], Any] = itemgetter(*map(Row._fields.index, ("aggregate_type", "aggregate_id", "key_role")))
+
+
+class Address(NamedTuple):
+    """An exchange and a routing key, as AMQP short strings (at most 255 bytes each)."""
+
+    exchange: bytes
+    routing_key: bytes
 
 
 async def fetch_rows(cursor: AsyncCursor[Any]) -> list[Any]:

@@ -27,8 +27,11 @@ from relay.servers.postgres.database import one
 # is each relay's own, counts from its last mark and stands in no table. Here all that is known is how long a row has
 # waited. A relay has time to notice by itself (after 5 s) and to say so, which is then among the reasons.
 STALLED_AFTER = 10.0
+STALLED_UNABLE_AFTER = 1.0  # when no relay is alive and can deliver
 MOMENT = "%Y-%m-%d %H:%M:%S %Z"  # among the reasons
 LOOKED_AT = 50_000  # rows that wait in a state, when asked whose rows hold up whose; the doctor looks at all
+RELAYS_TOLD = 3  # by name, for one reason; `nodes` has them all
+GONE_TOLD = 3600.0  # seconds for which a relay that was killed is a reason
 ROUTES_TOLD = 10  # among the reasons, and of one exchange; `quarantined_routes` has them all
 
 # With what marks have counted and no heartbeat has added yet: a killed node leaves some of it.
@@ -196,13 +199,15 @@ def read_status(
         oldest = connection.execute(OLDEST_PENDING.format(**names, lanes=LANES)).fetchone()
         refused, tried_on = _numbers(connection, COUNT_REFUSED.format(**names, stalled_after=STALLED_AFTER))
     oldest_age = None if oldest is None or oldest[0] is None else max(0.0, float(oldest[0]))
-    waits = oldest_age is not None and oldest_age > STALLED_AFTER
+    # No need to watch for progress where no relay can deliver.
+    able = any(node.alive and node.can_deliver for node in nodes)
+    waits = oldest_age is not None and oldest_age > (STALLED_AFTER if able else STALLED_UNABLE_AFTER)
     # Rows behind a refused one of their key wait with it: that is a fault of the row, and it will be parked.
     worked_on = tried_on > 0 and any(node.alive for node in nodes)
     stalled = waits and not worked_on
-    if stalled and published_before is not None:
+    if stalled and able and published_before is not None:
         stalled = not _have_published(nodes, published_before)
-    elif stalled:
+    elif stalled and able:
         stalled = not _progresses(connection, schema, nodes, progress_timeout)
     standby = commits_without_standby(connection)
     reasons = [Reason(str(standby), About.SESSIONS)] if standby else []
@@ -270,14 +275,27 @@ def _reasons(
         reasons.append("no relay is alive: start `relay run`")
     elif stalled_for is not None:
         reasons.append(f"nothing goes out, and the oldest pending row has waited {stalled_for:.0f} s")
-    reasons += [f"relay {node.name}: {reason}" for node in alive for reason in node.reasons]
-    reasons += [
-        f"relay {node.name} is {node.state}" for node in alive if node.state != OutboxState.OK and not node.reasons
-    ]
+    by_reason: dict[str, list[str]] = {}
+    for node in alive:
+        for reason in node.reasons or ([] if node.state == OutboxState.OK else [f"it is {node.state}"]):
+            by_reason.setdefault(reason, []).append(node.name)
+    reasons += [f"{_relays(names)}: {reason}" for reason, names in by_reason.items()]
+    # A relay that was stopped has given its lanes up.
+    if gone := [node.name for node in nodes if not node.alive and node.lanes and node.heartbeat_age_s < GONE_TOLD]:
+        verb = "has" if len(gone) == 1 else "have"
+        reasons.append(
+            f"{_relays(gone)} {verb} ended without handing the lanes over, and others took them: see what ended it"
+        )
     free = [each.lane for each in lanes if each.node is None and each.paused_at is None]
     if alive and free and pending:
         reasons.append(f"no relay holds {'lane' if len(free) == 1 else 'lanes'} {', '.join(map(str, free))}")
     return [Reason(words, About.RELAYS) for words in reasons]
+
+
+def _relays(names: Sequence[str]) -> str:
+    if len(names) > RELAYS_TOLD:
+        return f"{len(names)} relays"
+    return f"{'relay' if len(names) == 1 else 'relays'} {', '.join(names)}"
 
 
 def _row_reasons(refused: int, parked: int, held: int, not_sent: int) -> list[Reason]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from relay.engine.row import Row
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.publisher.entry import Entry
 
 
@@ -30,7 +30,7 @@ class Buffer(Protocol):
         """Return the role that writes the buffer's rows, so that a message sent directly names it, too."""
 
     @property
-    def publisher(self) -> Publisher | None:
+    def publisher(self) -> Sender | None:
         """Return the sender of its rows; None unless this process sends them, and by the same link."""
 
     def lets_go(self, row: Row) -> bool:

@@ -7,7 +7,7 @@ from math import inf
 
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.probe import Prober
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.send.wire import Wire
 from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
@@ -23,13 +23,13 @@ Settle = Callable[[Entry, Outcome, str], None]
 class Direct:
     """Sends each entry once, and calls `done` with its outcome, at the latest after `confirm_timeout` seconds.
 
-    A link attaches its wire to this object, in place of the engine's publisher.
+    A link attaches its wire to this object, in place of the engine's sender.
 
     Args:
         beside: another sender on the same wire, which drains a buffer.
     """
 
-    def __init__(self, done: Settle, health: Health, confirm_timeout: float, *, beside: Publisher | None) -> None:
+    def __init__(self, done: Settle, health: Health, confirm_timeout: float, *, beside: Sender | None) -> None:
         self._done = done
         self._health = health
         self._confirm_timeout = confirm_timeout

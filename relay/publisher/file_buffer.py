@@ -17,8 +17,8 @@ from pathlib import Path
 from relay.config.settings import KeyPolicy, Ordering, Settings, Unroutable
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Fault, Row
-from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Router
+from relay.engine.send.sender import Sender
 from relay.errors import BufferFileError, NotAcceptedError
 from relay.logger import get_logger
 from relay.publisher.buffer import Left
@@ -50,7 +50,7 @@ class FileBuffer:
         self._settings = settings.relay
         self._router = Router.of(settings)
         policy = DeliveryPolicy.of(Ordering.KEY, KeyPolicy.HOLD)
-        self.publisher = Publisher(policy, self._settings.max_in_flight, unroutable=self._unroutable)
+        self.publisher = Sender(policy, self._settings.max_in_flight, unroutable=self._unroutable)
         self._read: dict[int, Stored] = {}  # rows in flight, by the row's id
         self._after = 0  # the rows that may go were read up to this position
         self._confirmed: list[Stored] = []  # confirmed, but not yet deleted

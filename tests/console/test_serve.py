@@ -41,7 +41,7 @@ async def test_it_prints_its_address_and_ends_with_0_while_a_page_is_open(settin
             client.stream("GET", "/live", headers={"Cookie": await session(client, address)}) as stream,
         ):
             lines = stream.aiter_lines()
-            assert (await anext(lines)) == "event: verdict"
+            assert (await anext(lines)) == "event: beat"
             process.send_signal(signal.SIGTERM)
             async for _ in lines:
                 pass

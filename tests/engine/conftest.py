@@ -17,7 +17,7 @@ from relay.engine.node import Node
 from relay.engine.nodes.lanes import lock_lanes
 from relay.engine.read.tail import Tail
 from relay.engine.row import Outcome, Settled
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from tests.engine.follower import IN_ORDER, Follow, Follower, unhurried
 from tests.support.depth import depth
@@ -200,14 +200,14 @@ def refused_by_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     A broker refuses a row by closing the channel, which disturbs the others. Tests of the backoff want the one without
     the other; tests/faults/test_broker_refusals.py has the real thing.
     """
-    settle = Publisher.settle
+    settle = Sender.settle
 
-    def refuse(publisher: Publisher, settled: Settled) -> None:
+    def refuse(sender: Sender, settled: Settled) -> None:
         if settled.outcome is Outcome.UNSENDABLE:
             settled = settled._replace(outcome=Outcome.REFUSED)
-        settle(publisher, settled)
+        settle(sender, settled)
 
-    monkeypatch.setattr(Publisher, "settle", refuse)
+    monkeypatch.setattr(Sender, "settle", refuse)
 
 
 @pytest.fixture

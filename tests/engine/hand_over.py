@@ -19,9 +19,10 @@ from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.nodes.lanes import Lanes
 from relay.engine.read import positions, tail
 from relay.engine.read.floors import Floors
+from relay.engine.read.gate import Gate
 from relay.engine.read.tail import Tail
-from relay.engine.row import Outcome, Row, Settled
-from relay.engine.send.publisher import Publisher
+from relay.engine.row import Address, Outcome, Row, Settled
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from relay.observe.histogram import Histogram
 from relay.runtime.health import Health
@@ -72,13 +73,12 @@ class Relay:
         self.session = WorldSession(course.world)
         session = cast("LaneSession", self.session)
         self.open: list[Row] = []
-        self.publisher = Publisher(POLICY, max_in_flight=LANES)
-        self.publisher.attach(cast("Any", self))
+        self.sender = Sender(POLICY, max_in_flight=LANES)
+        self.sender.attach(cast("Any", self))
         self.tail = Tail(session, course.limits.settings, POLICY, GivesUp())
+        self.gate = Gate(self.tail, session.lanes, address_of)
         self.floors = Floors(session, self.tail, GivesUp())
-        self.lanes = Lanes(
-            session, self.tail, self.publisher, floors=self.floors, health=Health(), learn=_learn_nothing
-        )
+        self.lanes = Lanes(session, self.tail, self.sender, floors=self.floors, health=Health(), learn=_learn_nothing)
 
     def send(self, rows: list[Row], _: set[int]) -> None:
         for row in rows:
@@ -94,39 +94,39 @@ class Relay:
                 self.session.reads, self.session.between_reads = 0, between
                 rows = await self.tail._next_rows()
                 self.session.between_reads = between = None
-                self.publisher.offer(self.tail.hold_rows(rows))
+                self.sender.offer(self.gate.free_now(rows))
 
     async def read_ahead(self, between: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         self.session.between_reads = between
         rows = await self.tail._rows_ahead()
         self.session.between_reads = None
         self.course.ahead += bool(rows)
-        self.publisher.offer(self.tail.hold_rows(rows), behind=())
+        self.sender.offer(self.gate.free_now(rows), behind=())
 
     async def read_what_was_held(self) -> None:
         """Read rows of keys that are held, as far as the relay knows; the table does not hold them any more."""
         self.course.left += 1
-        self.tail.leave(await self.tail._next_rows())
+        self.tail.read_again(await self.tail._next_rows())
 
     async def settle(self, row: Row, outcome: Outcome) -> None:
         self.open.remove(row)
         if outcome is Outcome.CONFIRMED:
             self.course.confirmed.add(row.id)
-        self.publisher.settle(Settled((row,), outcome, "because"))
+        self.sender.settle(Settled((row,), outcome, "because"))
 
     async def mark(self, *, is_locked: bool = False) -> None:
         """Do what the marker does; a refused row backs off, or is put back as it cannot be put away."""
-        confirmed, faulty = self.publisher.take_settled()
+        confirmed, faulty = self.sender.take_settled()
         self.course.world.change([row.id for row in confirmed], "sent")
         self.tail.forget(confirmed)
         for row, _, _ in faulty:
             if is_locked:
                 self.course.put_back += 1
-                self.tail.put_back([row, *self.publisher.queue.remove_followers(row)], self.course.world.clock + STEP)
+                self.tail.put_back([row, *self.sender.queue.remove_followers(row)], self.course.world.clock + STEP)
                 continue
             written = self.course.world.table[row.id]
             written.attempts, written.due = 1, self.course.world.clock + 2 * STEP
-            self.tail.back_off(row, written.due, self.publisher.queue.put_off(row))
+            self.tail.back_off(row, written.due, self.sender.queue.put_off(row))
 
     async def hold(self, number: int) -> None:
         """Hold so many lanes from now on: take free ones, or begin to leave some."""
@@ -138,7 +138,7 @@ class Relay:
 
     def print(self) -> Any:
         """Return all that its next steps depend on, without the time."""
-        position, queue = self.tail._positions, self.publisher.queue
+        position, queue = self.tail._positions, self.sender.queue
         seen = position._open
         lanes = self.session.lanes
         return (
@@ -146,16 +146,16 @@ class Relay:
             tuple(lanes.leaving),
             ids(self.open),
             ids(queue.ready),
-            tuple(sorted((key, ids(rows or ())) for key, rows in queue._in_flight_keys.items())),
-            ids(self.publisher.confirmed),
-            ids(fault.row for fault in self.publisher.faulty),
+            tuple(sorted((key, ids(rows or ())) for key, rows in queue.keys._behind.items())),
+            ids(self.sender.confirmed),
+            ids(fault.row for fault in self.sender.faulty),
             tuple((lane, position._floors.get(lane, -1), tuple(position._window.ids(lane))) for lane in lanes.held),
             tuple(sorted(position._gone_back.items())),
             tuple(seen._since.values()),  # of the one transaction that stays open
             tuple(at for _, at in seen._positions),
             seen.watermark(self.tail._known_until),
-            tuple(sorted(self.tail._left_keys)),
-            tuple(sorted((key, each.first) for key, each in self.tail._backing_off._waits.items() if key)),
+            tuple(sorted(self.tail.left_keys)),
+            tuple(sorted((key, each.first) for key, each in self.tail.backing_off._waits.items() if key)),
             tuple(sorted(self.tail._ahead.after.items())),
             self.floors._saved == self.tail.floors(),
         )
@@ -205,9 +205,9 @@ class Course:
             yield Step(f"confirm {row.id}", partial(relay.settle, row, Outcome.CONFIRMED))
             if self.refusals < self.limits.refusals and not row.attempts:
                 yield Step(f"refuse {row.id}", partial(self.refuse, relay, row))
-        if relay.publisher.confirmed or relay.publisher.faulty:
+        if relay.sender.confirmed or relay.sender.faulty:
             yield Step("mark", relay.mark)
-        if relay.publisher.faulty and self.put_back < self.limits.put_back:
+        if relay.sender.faulty and self.put_back < self.limits.put_back:
             yield Step("mark, and put back", partial(relay.mark, is_locked=True))
         for number in range(LANES + 1) if self.moves < self.limits.moves else ():
             free = LANES - len(self.world.owners)
@@ -286,7 +286,7 @@ class Course:
         position, lane = relay.tail._positions, written.row.lane
         seen = position._open
         floor = min(position._floors[lane], seen.floor(seen.watermark(relay.tail._known_until)))
-        waits = relay.tail._backing_off.first().get(lane, id_ + 1)
+        waits = relay.tail.backing_off.first().get(lane, id_ + 1)
         return id_ > floor or id_ in position._window.ids(lane) or written.xid in seen._since or waits <= id_
 
     def print(self) -> Any:
@@ -309,6 +309,10 @@ class Course:
             tuple(sorted(self.confirmed)),
             tuple(sorted(relay.print() for relay in self.relays)),
         )
+
+
+def address_of(_: Row) -> Address:
+    return Address(b"", b"queue")
 
 
 async def _learn_nothing(_lanes: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""A publisher without a broker: its wire records the rows, and the test settles them."""
+"""A sender without a broker: its wire records the rows, and the test settles them."""
 
 import asyncio
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from relay.config.settings import KeyPolicy, Ordering
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.row import Row, Settled
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 
 
 class RecordingWire:
@@ -43,7 +43,7 @@ class RecordingWire:
 
 def attached(
     *, ordering: Ordering = Ordering.KEY, key_policy: KeyPolicy = KeyPolicy.HOLD, max_in_flight: int = 800
-) -> tuple[Publisher, RecordingWire]:
-    publisher, wire = Publisher(DeliveryPolicy.of(ordering, key_policy), max_in_flight), RecordingWire()
-    publisher.attach(wire)
-    return publisher, wire
+) -> tuple[Sender, RecordingWire]:
+    sender, wire = Sender(DeliveryPolicy.of(ordering, key_policy), max_in_flight), RecordingWire()
+    sender.attach(wire)
+    return sender, wire

@@ -8,8 +8,8 @@ from math import inf
 import psycopg
 import pytest
 
-from relay.engine.read import ahead
-from relay.engine.read.ahead import AHEAD_INTERVAL, LOOK_BACK, Ahead
+from relay.engine.read import tail
+from relay.engine.read.tail import AHEAD_INTERVAL, LOOK_BACK, Ahead
 from tests.engine.conftest import Outbox
 from tests.engine.follower import Follow, Follower, insert
 
@@ -20,7 +20,7 @@ AT_ONCE = {"max_window_rows": 160}
 
 @pytest.fixture(autouse=True)
 def as_often_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "AHEAD_INTERVAL", 0.0)
+    monkeypatch.setattr(tail, "AHEAD_INTERVAL", 0.0)
 
 
 async def settle(outbox: Outbox, follower: Follower, until: Callable[[], bool]) -> None:

@@ -7,8 +7,8 @@ import pytest
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send import backpressure
 from relay.engine.send.probe import Prober
-from relay.engine.send.publisher import Publisher
 from relay.engine.send.routes import Router
+from relay.engine.send.sender import Sender
 from tests.engine.recording_wire import RecordingWire, attached
 from tests.engine.rows import rows
 from tests.support.eventually import eventually
@@ -37,82 +37,82 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-async def full(waits: list[int]) -> tuple[Publisher, RecordingWire]:
-    """A publisher whose first four rows were refused, while all others of the address wait."""
+async def full(waits: list[int]) -> tuple[Sender, RecordingWire]:
+    """A sender whose first four rows were refused, while all others of the address wait."""
     assert not waits
-    publisher, wire = attached(max_in_flight=4)
-    publisher.attach_prober(cast("Prober", Routes()))
-    publisher.offer(ROWS)
-    settle(publisher, wire, Outcome.NACKED, 4)
+    sender, wire = attached(max_in_flight=4)
+    sender.attach_prober(cast("Prober", Routes()))
+    sender.offer(ROWS)
+    settle(sender, wire, Outcome.NACKED, 4)
     assert wire.open == []
-    return publisher, wire
+    return sender, wire
 
 
-def settle(publisher: Publisher, wire: RecordingWire, outcome: Outcome, number: int = 1) -> list[Row]:
+def settle(sender: Sender, wire: RecordingWire, outcome: Outcome, number: int = 1) -> list[Row]:
     settled = [wire.open.pop(0) for _ in range(number)]
-    publisher.settle(Settled(settled, outcome))
+    sender.settle(Settled(settled, outcome))
     return settled
 
 
 async def test_while_an_address_refuses_one_row_at_a_time_is_tried(
-    full: tuple[Publisher, RecordingWire], waits: list[int]
+    full: tuple[Sender, RecordingWire], waits: list[int]
 ) -> None:
-    publisher, wire = full
+    sender, wire = full
 
     for _ in range(5):
         await eventually(lambda: len(wire.open) == 1, "one is tried")
-        settle(publisher, wire, Outcome.NACKED)
+        settle(sender, wire, Outcome.NACKED)
 
     assert waits == [1, 2, 3, 4, 5, 6]
     assert len({row.id for row in wire.sent}) == 9, "each try is another row"
-    assert publisher.waiting == len(ROWS)
+    assert sender.waiting == len(ROWS)
 
 
 async def test_an_address_that_takes_rows_again_gets_twice_as_many_each_time(
-    full: tuple[Publisher, RecordingWire],
+    full: tuple[Sender, RecordingWire],
 ) -> None:
-    publisher, wire = full
+    sender, wire = full
     await eventually(lambda: len(wire.open) == 1, "one is tried")
 
-    settle(publisher, wire, Outcome.CONFIRMED)
+    settle(sender, wire, Outcome.CONFIRMED)
     assert len(wire.open) == 2
-    settle(publisher, wire, Outcome.CONFIRMED, 2)
+    settle(sender, wire, Outcome.CONFIRMED, 2)
     assert len(wire.open) == 4
     while wire.open:
-        settle(publisher, wire, Outcome.CONFIRMED)
+        settle(sender, wire, Outcome.CONFIRMED)
 
-    assert len(publisher.confirmed) == len(ROWS)
-    assert publisher.queue.backpressure.lines == {}
+    assert len(sender.confirmed) == len(ROWS)
+    assert sender.queue.backpressure.lines == {}
 
 
 async def test_a_row_that_is_refused_alone_keeps_no_others_back(
-    full: tuple[Publisher, RecordingWire], waits: list[int]
+    full: tuple[Sender, RecordingWire], waits: list[int]
 ) -> None:
     """As by a deduplicating queue, which refuses repeats."""
-    publisher, wire = full
+    sender, wire = full
     repeats = {row.id for row in ROWS[:4]}
     await eventually(lambda: len(wire.open) == 1, "one is tried")
 
     while wire.open:
         is_repeat = wire.open[0].id in repeats
-        settle(publisher, wire, Outcome.NACKED if is_repeat else Outcome.CONFIRMED)
+        settle(sender, wire, Outcome.NACKED if is_repeat else Outcome.CONFIRMED)
 
     assert waits == [1], "the refused repeats let no row wait"
-    assert {row.id for row in publisher.confirmed} == {row.id for row in ROWS[4:]}
+    assert {row.id for row in sender.confirmed} == {row.id for row in ROWS[4:]}
 
 
 async def test_rows_that_were_put_away_after_a_refusal_let_new_ones_pass(
-    full: tuple[Publisher, RecordingWire],
+    full: tuple[Sender, RecordingWire],
 ) -> None:
     """As repeats do that come back from quarantine; their address still refuses then."""
-    publisher, wire = full
+    sender, wire = full
     await eventually(lambda: len(wire.open) == 1, "one is tried")
-    settle(publisher, wire, Outcome.NACKED)
-    heads, _ = publisher.queue.withdraw(lambda _: True)
+    settle(sender, wire, Outcome.NACKED)
+    heads, _ = sender.queue.withdraw(lambda _: True)
     for row in heads:
-        publisher.queue.remove_followers(row)
+        sender.queue.remove_followers(row)
 
-    publisher.offer(ROWS)
+    sender.offer(ROWS)
     await eventually(lambda: len(wire.open) == 1, "one is tried")
 
     assert wire.open[0].id not in {row.id for row in wire.sent[:-1]}

@@ -49,10 +49,10 @@ def test_the_documented_truth_table_is_the_same() -> None:
 async def test_a_key_has_several_rows_in_flight_unless_one_goes_at_a_time(
     ordering: Ordering, key_policy: KeyPolicy
 ) -> None:
-    publisher, wire = attached(ordering=ordering, key_policy=key_policy)
+    sender, wire = attached(ordering=ordering, key_policy=key_policy)
     first, second = rows([1, 1])
 
-    publisher.offer([first, second])
+    sender.offer([first, second])
 
     assert (second in wire.open) is not CELLS[ordering, key_policy].one_at_a_time
 
@@ -61,15 +61,15 @@ async def test_a_key_has_several_rows_in_flight_unless_one_goes_at_a_time(
 async def test_a_row_that_backs_off_takes_its_followers_along_and_may_hold_its_key(
     ordering: Ordering, key_policy: KeyPolicy
 ) -> None:
-    publisher, wire = attached(ordering=ordering, key_policy=key_policy)
+    sender, wire = attached(ordering=ordering, key_policy=key_policy)
     first, second, third = rows([1, 1, 1])
-    publisher.offer([first, second])
-    publisher.settle(Settled((first,), Outcome.REFUSED, "because"))
+    sender.offer([first, second])
+    sender.settle(Settled((first,), Outcome.REFUSED, "because"))
     waits = BackingOff(DeliveryPolicy.of(ordering, key_policy))
 
-    followers = publisher.queue.put_off(first)
+    followers = sender.queue.put_off(first)
     waits.add(first, 10.0, followers)
-    free, _ = waits.hold_rows([third], 0.0)
+    _, free = waits.split([third], 0.0)
 
     holds = CELLS[ordering, key_policy].backoff_holds_key
     assert followers == ([second] if holds else [])

@@ -10,10 +10,11 @@ from aio_pika.abc import AbstractChannel
 from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, KeyPolicy, Ordering
+from relay.engine.row import Address
 from relay.engine.send import exchange_checks, probe
 from relay.engine.send.broker_link import BrokerLink, Verdict
 from relay.engine.send.probe import Prober
-from relay.engine.send.routes import Address, Router
+from relay.engine.send.routes import Router
 from relay.servers.rabbitmq.connection import connect
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually

@@ -46,10 +46,10 @@ def forget_what_leaves(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_what_is_left(patch: pytest.MonkeyPatch) -> None:
-    def leave(self: Tail, rows: Collection[Row]) -> None:
+    def read_again(self: Tail, rows: Collection[Row]) -> None:
         self.forget(rows)
 
-    patch.setattr(Tail, "leave", leave)
+    patch.setattr(Tail, "read_again", read_again)
 
 
 def forget_what_backs_off(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from psycopg.types.json import Json
 
 from relay.config.settings import KeyScope, Ordering, Settings
 from relay.engine.session.session import LaneSession, array_text
-from relay.engine.settle.quarantine import FIND_PARKED
+from relay.engine.settle.parking import FIND_PARKED
 from relay.engine.settle.quarantine_table import SET_ASIDE_BEHIND
 from relay.operate.holders import HeldUp, held_up
 from relay.operate.parked.read import Selection, first_parked

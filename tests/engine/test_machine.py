@@ -1,10 +1,10 @@
 """Any order of commits, reads, outcomes, marks and losses: what is sent, and what is sent before what.
 
-Tail and publisher are real, the table and the broker are not (world.py): so thousands of courses fit into seconds.
+Tail, gate and sender are real, the table and the broker are not (world.py): so thousands of courses fit into seconds.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -13,32 +13,44 @@ from typing import cast
 from unittest.mock import patch
 
 import hypothesis.strategies as st
-from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from psycopg.errors import LockNotAvailable
 
 from relay.config.settings import KeyPolicy, RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read import positions, tail
+from relay.engine.read.gate import Gate, KeysUnderWay, ParkedKeys, QuarantinedRoute
 from relay.engine.read.tail import Tail
-from relay.engine.row import Key, Outcome, Row, Settled
-from relay.engine.send.publisher import Publisher
+from relay.engine.row import Address, Outcome, Row, Settled
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from tests.engine.recording_wire import RecordingWire
 from tests.engine.world import LANES, GivesUp, OpenTransaction, SteppedLoop, World, WorldSession
 
-MAX_ATTEMPTS = 2
 BETWEEN = 0.03  # seconds: two steps are longer than the tail's GAP
 ANY = st.integers(0, 1_000)
+HERE, ELSEWHERE = Address(b"", b"here"), Address(b"", b"elsewhere")
 
 
 class Relaying(RuleBasedStateMachine):
     """Writers, a relay, and a broker that does what it likes."""
 
     @initialize(
-        policy=st.sampled_from(KeyPolicy), rows=st.sampled_from([4, 12, 200]), in_flight=st.sampled_from([1, 5])
+        policy=st.sampled_from(KeyPolicy),
+        rows=st.sampled_from([4, 12, 200]),
+        in_flight=st.sampled_from([1, 5]),
+        attempts=st.integers(1, 2),
     )
-    def start(self, policy: KeyPolicy, rows: int, in_flight: int) -> None:
+    def start(self, policy: KeyPolicy, rows: int, in_flight: int, attempts: int) -> None:
         self.world = World()
         self.loop = SteppedLoop(lambda: self.world.clock)
         clock = SimpleNamespace(monotonic=self.loop.time)
@@ -54,7 +66,7 @@ class Relaying(RuleBasedStateMachine):
             key_policy=policy,
             max_window_rows=rows,
             max_in_flight=in_flight,
-            max_attempts=MAX_ATTEMPTS,
+            max_attempts=attempts,
             sweep_interval=5.0,
             node="model",
         )
@@ -63,12 +75,13 @@ class Relaying(RuleBasedStateMachine):
         self.seen = 0  # of wire.sent
         self.first_sent: set[int] = set()
         self.confirmed: set[int] = set()
-        self.held: set[Key | None] = set()
+        self.parked: list[Row] = []  # that hold their keys
+        self.amid_asking: Callable[[], None] | None = None
         self.loop.do(self._connect())
 
     async def _connect(self) -> None:
-        self.publisher = Publisher(self.policy, self.settings.max_in_flight)
-        self.publisher.attach(self.wire)
+        self.sender = Sender(self.policy, self.settings.max_in_flight)
+        self.sender.attach(self.wire)
         await self._open_session()
 
     async def _open_session(self) -> None:
@@ -77,6 +90,9 @@ class Relaying(RuleBasedStateMachine):
         session = cast("LaneSession", self.session)
         self.tail = Tail(session, self.settings, self.policy, GivesUp())
         self.tail.enter(range(LANES), self.world.floors())
+        self.gate = Gate(self.tail, self.session.lanes, lambda _: HERE)
+        for row in self.parked:
+            self.gate.parked.add(row)
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -136,10 +152,72 @@ class Relaying(RuleBasedStateMachine):
             self._offer(self.loop.do(self.tail._rows_ahead()), behind=())
 
     def _offer(self, window: list[Row], behind: Collection[int] | None = None) -> None:
-        kept = [row for row in window if row.key in self.held]
-        self._park(kept)
-        rows = self.tail.hold_rows([row for row in window if row.key not in self.held])
-        self.publisher.offer(rows, behind=behind)
+        self.sender.offer(self.loop.do(self.gate.admit(window, self, self)), behind=behind)
+
+    async def park_behind(self, rows: Sequence[Row]) -> None:
+        self._park_behind(rows)
+
+    def _park_behind(self, rows: Sequence[Row]) -> None:
+        """Park them, but for those whose key has no parked row any more: they are read again, with what comes first."""
+        keys = {row.key for row in self.parked}
+        self._park([row for row in rows if row.key in keys])
+        if left := [row for row in rows if row.key not in keys]:
+            for row in left:
+                self.gate.parked.remove(row)
+            self.tail.read_again(left)
+
+    @precondition(lambda self: self.parked)
+    @rule(which=ANY)
+    def release(self, which: int) -> None:
+        """Let an operator retry a parked row, and those behind it; the relay does not hear of it."""
+        key = self.parked[which % len(self.parked)].key
+        self.parked = [row for row in self.parked if row.key != key]
+        self.world.change([], "")
+        for written in self.world.table.values():
+            if written.row.key == key and written.state == "parked":
+                written.state, written.attempts, written.due = "pending", 0, self.world.clock
+
+    is_outdated = False
+
+    async def load(self) -> None:
+        raise AssertionError("no operator changes a route")
+
+    async def set_aside(self, rows: Sequence[Row]) -> None:
+        assert not rows, "their address works"
+
+    async def set_aside_followers(self, rows: list[Row]) -> list[Row]:
+        if self.amid_asking is not None:
+            self.amid_asking()
+        return rows
+
+    def send_alone(self, row: Row) -> None:
+        raise AssertionError(f"{row.id} is no probe")
+
+    @rule(key=st.integers(0, 5), is_asked=st.booleans(), is_released=st.booleans())
+    def park(self, key: int, is_asked: bool, is_released: bool) -> None:
+        """Few courses come to this by themselves: a row is parked before a later one of its key is read, or meanwhile.
+
+        Args:
+            is_asked: another address is in quarantine, so the gate asks the table about the rows that were read. The
+                row is parked during that.
+            is_released: an operator retries the row before those behind it are parked.
+        """
+        self.write([key, key], commit=True)
+        for _ in range(10):
+            self._carry(2.0, refused=key)
+            if self.sender.faulty:
+                break
+        self.write([key], commit=True)
+        if is_asked:
+            self.gate.routes[ELSEWHERE] = QuarantinedRoute(1, "it does not work", 0)
+            self.amid_asking = partial(self.mark, is_released=is_released)
+        else:
+            self.mark(is_released=is_released)
+        for _ in range(2):
+            self.pass_time(2.0)
+            self.read()
+        self.amid_asking = None
+        self.gate.routes.clear()
 
     @precondition(lambda self: len(self.world.running) > 1)
     @rule(which=ANY, other=ANY)
@@ -174,7 +252,7 @@ class Relaying(RuleBasedStateMachine):
     @rule()
     def give_up_what_leaves(self) -> None:
         leaving = self.session.lanes.leaving
-        self.tail.hand_back(self.publisher.give_back(leaving))
+        self.tail.hand_back(self.sender.give_back(leaving))
         self.session.lanes.release([lane for lane in leaving if self.tail.is_clear(lane)])
 
     @rule()
@@ -203,18 +281,18 @@ class Relaying(RuleBasedStateMachine):
         row = self.wire.open.pop(which % len(self.wire.open))
         if outcome is Outcome.CONFIRMED:
             self.confirmed.add(row.id)
-        self.publisher.settle(Settled((row,), outcome, "because"))
+        self.sender.settle(Settled((row,), outcome, "because"))
 
     @rule()
     def lose_the_broker(self) -> None:
-        self.publisher.attach(None)
+        self.sender.attach(None)
         self._lose_what_is_in_flight()
-        self.publisher.attach(self.wire)
+        self.sender.attach(self.wire)
 
     @rule(is_locked=st.booleans())
-    def mark(self, is_locked: bool = False) -> None:
+    def mark(self, is_locked: bool = False, is_released: bool = False) -> None:
         """Write what has settled; a lock may keep a row from being parked, which is then put back."""
-        confirmed, faulty = self.publisher.take_settled()
+        confirmed, faulty = self.sender.take_settled()
         self.world.clock += BETWEEN
         if confirmed:
             self.session.written_at = self.world.clock
@@ -222,26 +300,31 @@ class Relaying(RuleBasedStateMachine):
             self.tail.forget(confirmed)
         for row, reason, _ in faulty:
             written = self.world.table[row.id]
-            if is_locked and written.attempts + 1 >= MAX_ATTEMPTS:
+            if is_locked and written.attempts + 1 >= self.settings.max_attempts:
                 self.tail.put_back([row, *self._leave_key(row)], self.world.clock + 0.3)
                 continue
             written.attempts += 1
-            if written.attempts < MAX_ATTEMPTS:
+            if written.attempts < self.settings.max_attempts:
                 written.due = self.world.clock + 0.5
-                self.tail.back_off(row, written.due, self.publisher.queue.put_off(row))
+                self.tail.back_off(row, written.due, self.sender.queue.put_off(row))
                 continue
             assert reason == "because"
-            self._park([row, *self._leave_key(row)])
+            self._park([row])
+            followers = self._leave_key(row)
             if self.settings.key_policy is KeyPolicy.HOLD:
-                self.held.add(row.key)
+                self.parked.append(row)
+                self.gate.parked.add(row)
+                if is_released:
+                    self.release(-1)
+                self._park_behind(followers)
 
     @rule()
     def lose_the_session(self) -> None:
-        self.publisher.attach(None)
+        self.sender.attach(None)
         self._lose_what_is_in_flight()
-        self.loop.do(self.publisher.abandon())
+        self.loop.do(self.sender.abandon())
         self.loop.do(self._open_session())
-        self.publisher.attach(self.wire)
+        self.sender.attach(self.wire)
 
     @invariant()
     def each_is_sent_after_its_predecessors(self) -> None:
@@ -256,13 +339,17 @@ class Relaying(RuleBasedStateMachine):
                     assert before in self.confirmed or self._is_passed(before), f"{row.id} was sent before {before}"
         self.seen = len(self.wire.sent)
 
-    def _carry(self, seconds: float) -> None:
+    def _carry(self, seconds: float, refused: int | None = None) -> None:
+        """Read, send and mark; a row of the key `refused` is refused, and not marked when that is its last attempt."""
         self.pass_time(seconds)
         self.read()
         while self.wire.open:
             self.each_is_sent_after_its_predecessors()
-            self.settle(0, Outcome.CONFIRMED)
-        self.mark()
+            is_refused = self.wire.open[0].aggregate_id == str(refused).encode()
+            self.settle(0, Outcome.REFUSED if is_refused else Outcome.CONFIRMED)
+        is_last = any(fault.row.attempts + 1 >= self.settings.max_attempts for fault in self.sender.faulty)
+        if refused is None or not is_last:
+            self.mark()
         self.each_is_sent_after_its_predecessors()
 
     def _predecessors(self, row: Row) -> list[int]:
@@ -286,11 +373,11 @@ class Relaying(RuleBasedStateMachine):
 
     def _leave_key(self, row: Row) -> list[Row]:
         if self.settings.key_policy is KeyPolicy.HOLD:
-            return self.publisher.queue.remove_followers(row)
-        self.publisher.queue.release_key(row)
+            return self.sender.queue.remove_followers(row)
+        self.sender.queue.release_key(row)
         return []
 
-    def _park(self, rows: list[Row]) -> None:
+    def _park(self, rows: Sequence[Row]) -> None:
         if rows:
             self.world.change([row.id for row in rows], "parked")
             self.tail.forget(rows)
@@ -298,8 +385,50 @@ class Relaying(RuleBasedStateMachine):
     def _lose_what_is_in_flight(self) -> None:
         lost, self.wire.open = self.wire.open, []
         if lost:
-            self.publisher.settle(Settled(lost, Outcome.UNKNOWN, "lost"))
+            self.sender.settle(Settled(lost, Outcome.UNKNOWN, "lost"))
 
 
 TestRelaying = Relaying.TestCase
 TestRelaying.settings = settings(max_examples=300, stateful_step_count=50)
+
+
+def forget_what_was_parked_meanwhile(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ParkedKeys, "has_added", lambda *_: False)
+
+
+def forget_parked_keys(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ParkedKeys, "add", lambda *_: None)
+
+
+def forget_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
+    def let_all_go(keys: KeysUnderWay, rows: Iterable[Row]) -> Sequence[Row]:
+        heads = list(rows)
+        keys._behind.update({row.key: None for row in heads if row.key is not None})
+        return heads
+
+    patch.setattr(KeysUnderWay, "heads", let_all_go)
+    patch.setattr(KeysUnderWay, "release_key", lambda *_: None)
+
+
+def forget_what_is_read_again(patch: pytest.MonkeyPatch) -> None:
+    read_again = Tail.read_again
+
+    def read_again_and_forget(tail: Tail, rows: Collection[Row]) -> None:
+        read_again(tail, rows)
+        tail.left_keys.clear()
+
+    patch.setattr(Tail, "read_again", read_again_and_forget)
+
+
+HOLES = [forget_what_was_parked_meanwhile, forget_parked_keys, forget_what_is_under_way, forget_what_is_read_again]
+
+
+@pytest.mark.parametrize("plant", HOLES, ids=lambda plant: plant.__name__)
+def test_a_hole_in_the_gate_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    few = settings(TestRelaying.settings, phases=[Phase.generate], derandomize=True, database=None)
+
+    with pytest.raises(AssertionError, match=r"was sent before|are in flight"):
+        run_state_machine_as_test(Relaying, settings=few)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from relay.config.settings import DatabaseSettings, KeyPolicy, Ordering, RelaySettings, Settings
+from relay.engine.read.gate import ParkedKeys
 from relay.engine.read.tail import Tail
 from relay.engine.row import BYTES_PER_MOVE, ROWS_PER_MOVE, Blame, Fault, Row, pieces
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Marker
-from relay.engine.settle.put_away import PutAway
-from relay.engine.settle.quarantine import ParkedKeys
+from relay.engine.settle.parking import Parking
 from relay.engine.settle.quarantine_table import QuarantineTable
 from relay.operate.parked.read import Selection
 from tests.engine.conftest import Outbox, Reader, RunNode
@@ -141,7 +141,7 @@ async def test_a_parked_key_costs_a_few_bytes_and_holds_its_own_rows(
     outbox: Outbox, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the text of each key in memory, 250,000 of them killed a relay of 128 MiB at each start."""
-    monkeypatch.setattr("relay.engine.settle.quarantine.ROWS_PER_LOAD", 1000)
+    monkeypatch.setattr("relay.engine.settle.parking.ROWS_PER_LOAD", 1000)
     keys = 20_000
     await outbox.connection.execute(
         "INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, state, parked_at)"
@@ -155,14 +155,16 @@ async def test_a_parked_key_costs_a_few_bytes_and_holds_its_own_rows(
     async with await LaneSession.open(database) as session:
         retry = unhurried(session)
         tail = Tail(session, RelaySettings(), IN_ORDER, retry)
-        held = ParkedKeys(session, tail, retry, PutAway(session, tail, retry))
+        parked = ParkedKeys()
+        parking = Parking(session, tail, parked, retry)
         gc.collect()
         tracemalloc.start()
-        await held.load(range(16))
+        await parking.load(range(16))
         gc.collect()
         size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        free = await held.hold_rows(rows)
+        behind, free = parked.split(rows)
+        await parking.park_behind(behind)
 
     assert [int(row.aggregate_id or b"") for row in free] == list(range(keys + 1, keys + 50))
     assert size < 32 * keys
@@ -187,13 +189,13 @@ async def test_many_rows_of_held_keys_are_parked_in_pieces(
         await eventually(outbox.is_empty, "parked")
     await outbox.insert_many(6 * ROWS_PER_MOVE, keys=20)
     moved: list[int] = []
-    write = ParkedKeys._write_parked
+    write = Parking._write_parked_behind
 
-    async def note(keys: ParkedKeys, rows: Sequence[Row]) -> set[int]:
+    async def note(parking: Parking, rows: Sequence[Row]) -> set[int]:
         moved.append(len(rows))
-        return await write(keys, rows)
+        return await write(parking, rows)
 
-    monkeypatch.setattr(ParkedKeys, "_write_parked", note)
+    monkeypatch.setattr(Parking, "_write_parked_behind", note)
     async with run_node(max_attempts=1):
         await eventually(outbox.is_empty, "parked behind it")
 
@@ -274,7 +276,7 @@ async def test_a_row_that_was_read_before_its_key_was_released_waits_for_those_b
 ) -> None:
     """An operator retries a parked row while the relay parks the next one behind it and has read a third one."""
     later_is_read, key_is_released = asyncio.Event(), asyncio.Event()
-    select, park_behind = Tail._select, ParkedKeys._park_behind
+    select, park_behind = Tail._select, Parking._park_behind
 
     async def select_and_wait(tail: Tail, *asked: Any) -> tuple[Row, list[Row]]:
         head_row, rows = await select(tail, *asked)
@@ -283,19 +285,19 @@ async def test_a_row_that_was_read_before_its_key_was_released_waits_for_those_b
             await key_is_released.wait()
         return head_row, rows
 
-    async def park_late(held: ParkedKeys, rows: Sequence[Row]) -> None:
+    async def park_late(parking: Parking, rows: Sequence[Row]) -> None:
         if rows[0].id == follower and not key_is_released.is_set():
             ids.append(await outbox.insert("1"))
             await later_is_read.wait()
             await outbox.mend(head)
             await operate(database_url, lambda c: retry(c, "outbox", Selection(ids=[head])))
-            await park_behind(held, rows)
+            await park_behind(parking, rows)
             key_is_released.set()
         else:
-            await park_behind(held, rows)
+            await park_behind(parking, rows)
 
     monkeypatch.setattr(Tail, "_select", select_and_wait)
-    monkeypatch.setattr(ParkedKeys, "_park_behind", park_late)
+    monkeypatch.setattr(Parking, "_park_behind", park_late)
     head, follower = await outbox.insert_faulty(), await outbox.insert("1")
     ids = [head, follower]
     async with run_node(max_attempts=1):

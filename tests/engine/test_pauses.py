@@ -19,12 +19,12 @@ from relay.engine.node import Node
 from relay.engine.nodes import membership
 from relay.engine.nodes.lanes import lock_lanes
 from relay.engine.read.tail import Tail
-from relay.engine.row import Outcome
+from relay.engine.row import Outcome, Place
 from relay.engine.send import refusals
 from relay.engine.session.session import LaneSession
 from relay.engine.settle import quarantine
 from relay.engine.settle.put_away import PutAway
-from relay.engine.settle.quarantine_table import Left, Place, QuarantineTable
+from relay.engine.settle.quarantine_table import Left, QuarantineTable
 from relay.operate import lanes
 from relay.operate.lanes import LaneStatus
 from relay.operate.routes.pause import pause_route, resume_route

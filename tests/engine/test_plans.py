@@ -13,7 +13,7 @@ from relay.engine.read.tail import Tail
 from relay.engine.row import ROWS_PER_MOVE
 from relay.engine.session.session import LaneSession, array_text
 from relay.engine.settle.mark import PARK, POSTPONE, mark_statement
-from relay.engine.settle.quarantine import FIND_PARKED, PARK_BEHIND
+from relay.engine.settle.parking import FIND_PARKED, PARK_BEHIND
 from relay.engine.settle.quarantine_table import FIND_BEHIND, LET_GO, SET_ASIDE, SET_ASIDE_BEHIND
 from tests.engine.conftest import Outbox
 from tests.engine.follower import IN_ORDER, unhurried

@@ -10,13 +10,14 @@ from aio_pika.abc import AbstractChannel
 
 from relay.config.settings import DatabaseSettings, RelaySettings, Route, Settings, Unroutable
 from relay.engine.nodes.lanes import lock_lanes
+from relay.engine.read.gate import Gate
 from relay.engine.read.tail import Tail
-from relay.engine.row import ROWS_PER_MOVE, Row
-from relay.engine.send.publisher import Publisher
-from relay.engine.send.routes import Address, Router
+from relay.engine.row import ROWS_PER_MOVE, Address, Place, Row
+from relay.engine.send.routes import Router
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.quarantine import PROBES_AT_A_TIME, Quarantine
-from relay.engine.settle.quarantine_table import Entry, Place, QuarantineTable
+from relay.engine.settle.quarantine_table import Entry, QuarantineTable
 from relay.jobs.job import Job
 from relay.operate.parked.change import run_rows
 from relay.operate.routes.discard import order_discard
@@ -160,8 +161,9 @@ async def test_a_route_may_have_been_left_and_entered_again_by_others(
     async with await LaneSession.open(database) as session:
         session.lanes.take(await lock_lanes(session))
         retry = unhurried(session)
-        tail, publisher = Tail(session, settings, IN_ORDER, retry), Publisher(IN_ORDER, settings.max_in_flight)
-        quarantine = Quarantine(session, tail, publisher, Router([], "outbox"), policy=IN_ORDER, retry=retry)
+        tail, sender = Tail(session, settings, IN_ORDER, retry), Sender(IN_ORDER, settings.max_in_flight)
+        gate = Gate(tail, session.lanes, Router([], "outbox").address)
+        quarantine = Quarantine(session, tail, gate, sender, policy=IN_ORDER, retry=retry)
         await enter()
         await quarantine.load()
         await enter()
@@ -309,15 +311,15 @@ async def test_rows_of_other_routes_go_on_while_many_routes_are_probed(
         return await probe(table, route, **options)
 
     monkeypatch.setattr(QuarantineTable, "take_probe", count_and_probe)
-    offer = Publisher.offer
+    offer = Sender.offer
 
-    def offer_and_note(publisher: Publisher, rows: Collection[Row], **options: Any) -> None:
+    def offer_and_note(sender: Sender, rows: Collection[Row], **options: Any) -> None:
         nonlocal probes_before
         if any(row.aggregate_id == b"other" for row in rows):
             probes_before = probes
-        offer(publisher, rows, **options)
+        offer(sender, rows, **options)
 
-    monkeypatch.setattr(Publisher, "offer", offer_and_note)
+    monkeypatch.setattr(Sender, "offer", offer_and_note)
     async with run_node():  # after a start all are due at once
         await queue.ids(1)
 

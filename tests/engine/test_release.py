@@ -8,8 +8,8 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractExchange
 from structlog.testing import capture_logs
 
-from relay.engine.send.routes import Address
-from relay.engine.settle.quarantine_table import Left, Place, QuarantineTable
+from relay.engine.row import Address, Place
+from relay.engine.settle.quarantine_table import Left, QuarantineTable
 from relay.engine.settle.release import ROUND_WITHIN, ROUTES_PER_ROUND, Agenda, Trust
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.rows import ROW

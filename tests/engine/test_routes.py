@@ -3,8 +3,8 @@
 import pytest
 
 from relay.config.settings import Route
-from relay.engine.row import Row
-from relay.engine.send.routes import Address, Router
+from relay.engine.row import Address, Row
+from relay.engine.send.routes import Router
 from tests.engine.rows import ROW
 
 ROUTES = (

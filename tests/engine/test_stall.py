@@ -7,7 +7,7 @@ from typing import cast
 from relay.config.settings import RelaySettings
 from relay.engine.nodes.stall import StallWatch
 from relay.engine.row import Outcome, Settled
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Delivered
 from relay.runtime.health import TOLD_REASONS, Health
@@ -19,15 +19,15 @@ HOUR = 3600
 
 
 class Watched:
-    """A watch whose time the test makes pass, over a publisher whose outcomes it chooses."""
+    """A watch whose time the test makes pass, over a sender whose outcomes it chooses."""
 
     def __init__(self) -> None:
         settings = RelaySettings(stall_after=5, heartbeat_interval=1)
-        self.publisher, self.wire, self.health = Publisher(IN_ORDER, settings.max_in_flight), RecordingWire(), Health()
-        self.publisher.attach(self.wire)
+        self.sender, self.wire, self.health = Sender(IN_ORDER, settings.max_in_flight), RecordingWire(), Health()
+        self.sender.attach(self.wire)
         self.delivered = Delivered()
         self.session: LaneSession | None = None
-        self.watch = StallWatch(self.publisher, self.delivered, self.health, settings, session=lambda: self.session)
+        self.watch = StallWatch(self.sender, self.delivered, self.health, settings, session=lambda: self.session)
         self.now = time.monotonic()
         self.open_session()
 
@@ -45,15 +45,15 @@ class Watched:
 
     def settle(self, outcome: Outcome) -> None:
         settled, self.wire.open = self.wire.open, []
-        self.publisher.settle(Settled(settled, outcome, "in the broker's words"))
+        self.sender.settle(Settled(settled, outcome, "in the broker's words"))
 
     async def mark(self) -> None:
         """As the marker does."""
-        await self.publisher.wait_settled()
-        confirmed, _ = self.publisher.take_settled()
+        await self.sender.wait_settled()
+        confirmed, _ = self.sender.take_settled()
         self.delivered.add(len(confirmed))
-        self.publisher.stop()
-        await self.publisher.wait_settled()
+        self.sender.stop()
+        await self.sender.wait_settled()
 
 
 async def test_a_long_idle_is_no_stall() -> None:
@@ -66,7 +66,7 @@ async def test_a_long_idle_is_no_stall() -> None:
 async def test_rows_that_nobody_confirms_are_one_within_ten_seconds_and_until_one_settles() -> None:
     watched = Watched()
     watched.passes(HOUR)
-    watched.publisher.offer(rows([1, 2]))
+    watched.sender.offer(rows([1, 2]))
 
     assert watched.passes(5) == "ok"
     assert watched.passes(1) == "stalled"
@@ -80,7 +80,7 @@ async def test_rows_that_nobody_confirms_are_one_within_ten_seconds_and_until_on
 
 async def test_rows_that_the_broker_refuses_for_now_wait_too() -> None:
     watched = Watched()
-    watched.publisher.offer(rows([1]))
+    watched.sender.offer(rows([1]))
     watched.settle(Outcome.NACKED)
 
     assert watched.passes(6) == "stalled"
@@ -89,10 +89,10 @@ async def test_rows_that_the_broker_refuses_for_now_wait_too() -> None:
 async def test_a_row_that_backs_off_for_a_fault_of_its_own_is_none() -> None:
     watched = Watched()
     faulty, follower = rows([1, 1])
-    watched.publisher.offer([faulty, follower])
+    watched.sender.offer([faulty, follower])
     watched.settle(Outcome.REFUSED)
-    watched.publisher.take_settled()
-    assert watched.publisher.queue.put_off(faulty) == [follower]
+    watched.sender.take_settled()
+    assert watched.sender.queue.put_off(faulty) == [follower]
 
     assert watched.passes(60) == "ok"
 
@@ -101,34 +101,34 @@ async def test_a_moment_in_which_no_row_waits_does_not_end_one() -> None:
     """As between the time-out of the confirms, which quarantines the route, and the probe of that route."""
     watched = Watched()
     row, probe = rows([1, 2])
-    watched.publisher.offer([row])
+    watched.sender.offer([row])
     watched.passes(4.5)
     watched.settle(Outcome.REFUSED)
-    watched.publisher.take_settled()
-    watched.publisher.queue.put_off(row)
+    watched.sender.take_settled()
+    watched.sender.queue.put_off(row)
     watched.passes(0.5)
-    watched.publisher.offer([probe])
+    watched.sender.offer([probe])
 
     assert watched.passes(0.5) == "stalled"
 
 
 async def test_rows_that_are_confirmed_and_cannot_be_marked_are_one() -> None:
     watched = Watched()
-    watched.publisher.offer(rows([1]))
+    watched.sender.offer(rows([1]))
     watched.settle(Outcome.CONFIRMED)
-    watched.publisher.take_settled()
+    watched.sender.take_settled()
 
     assert watched.passes(6) == "stalled"
 
 
 async def test_rows_of_a_lost_session_still_wait_also_while_sessions_come_and_go() -> None:
     watched = Watched()
-    watched.publisher.offer(rows([1]))
+    watched.sender.offer(rows([1]))
     watched.passes(1)
     watched.settle(Outcome.UNKNOWN)
     watched.wire.open.clear()
-    watched.publisher.in_flight = 0
-    await watched.publisher.abandon()
+    watched.sender.in_flight = 0
+    await watched.sender.abandon()
 
     for _ in range(6):
         watched.session = None

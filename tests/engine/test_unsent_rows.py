@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 
 from relay.config.settings import KeyPolicy, Ordering
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.row import Key, Outcome, Row, Settled
-from relay.engine.send import backpressure, exchange_checks, publisher, wire
+from relay.engine.row import Address, Key, Outcome, Row, Settled
+from relay.engine.send import backpressure, exchange_checks, sender, wire
 from relay.engine.send.probe import Prober
-from relay.engine.send.publisher import Publisher
-from relay.engine.send.routes import Address, Router
+from relay.engine.send.routes import Router
+from relay.engine.send.sender import Sender
 from tests.engine.recording_wire import RecordingWire
 from tests.engine.rows import ROW
 
@@ -100,8 +100,8 @@ class Broker:
         self.barred = 0
         self.lost: set[int] = set()  # were in flight as their channel went away
         self.again: set[int] = set()  # of these, those that were not sent again
-        self.publisher = Publisher(policy, max_in_flight)
-        self.publisher.send_while(lambda: self.may_send)
+        self.sender = Sender(policy, max_in_flight)
+        self.sender.send_while(lambda: self.may_send)
 
     def ask(self, address: Address, done: Callable[[str], None], *, at_once: bool) -> None:
         assert at_once is (address.exchange == b"e9")
@@ -119,12 +119,12 @@ class Broker:
 
     def connect(self) -> None:
         if not self.is_connected:
-            self.publisher.attach_prober(cast("Prober", self))
+            self.sender.attach_prober(cast("Prober", self))
         self.is_connected = True
         self.open_channel()
 
     def open_channel(self) -> None:
-        self.publisher.attach(cast("wire.Wire", self))
+        self.sender.attach(cast("wire.Wire", self))
 
     def send(self, rows: Iterable[Row], redelivered: set[int]) -> None:
         """Send rows, as a wire does."""
@@ -137,14 +137,14 @@ class Broker:
 
     def lose_connection(self) -> None:
         self.close_channel()
-        self.publisher.attach_prober(None)
+        self.sender.attach_prober(None)
         self.is_connected = False
         while self.questions:
             self.answer(0, in_time=False)
 
     def close_channel(self, over: bytes | None = None) -> None:
         """Close the channel over a message for this exchange, or for another reason."""
-        self.publisher.attach(None)
+        self.sender.attach(None)
         rows, self.wire.open = self.wire.open, []
         self.lost |= {row.id for row in rows}
         self.again |= {row.id for row in rows}
@@ -152,11 +152,11 @@ class Broker:
         self.barred += len(named)
         for outcome, some in ((Outcome.BARRED, named), (Outcome.UNKNOWN, [row for row in rows if row not in named])):
             if some:
-                self.publisher.settle(Settled(some, outcome, MISSING.format((over or b"").decode())))
+                self.sender.settle(Settled(some, outcome, MISSING.format((over or b"").decode())))
         self.note_refused()
 
     def note_refused(self) -> None:
-        self.refused |= {fault.row.id for fault in self.publisher.faulty}
+        self.refused |= {fault.row.id for fault in self.sender.faulty}
 
     def take(self) -> None:
         """Take the first message that is under way."""
@@ -171,7 +171,7 @@ class Broker:
         self.wire.open.pop(0)
         if row not in self.left:
             self.left.append(row)
-        self.publisher.settle(Settled((row,), Outcome.CONFIRMED))
+        self.sender.settle(Settled((row,), Outcome.CONFIRMED))
 
     def refuse(self) -> None:
         """Refuse the first message that is under way: its queue is full."""
@@ -179,13 +179,13 @@ class Broker:
             row = self.wire.open.pop(0)
             self.again.add(row.id)
             self.refused.add(row.id)
-            self.publisher.settle(Settled((row,), Outcome.NACKED))
+            self.sender.settle(Settled((row,), Outcome.NACKED))
 
     def write(self) -> None:
         """Do what the marker does."""
-        confirmed, faulty = self.publisher.take_settled()
+        confirmed, faulty = self.sender.take_settled()
         self.marked |= {row.id for row in confirmed}
-        queue = self.publisher.queue
+        queue = self.sender.queue
         for fault in faulty:
             exchange = self.router.address(fault.row).exchange
             assert exchange not in (b"e4", b"e9")  # those work all the time
@@ -197,7 +197,7 @@ class Broker:
                     self.aside += queue.remove_followers(row)
                 else:
                     queue.release_key(row)
-        self.publisher.pump()
+        self.sender.pump()
 
     async def do(self, step: str, which: int) -> None:
         match step:
@@ -207,7 +207,7 @@ class Broker:
                 self.answer(which, in_time=step == "answer")
             case "fence":
                 self.may_send = not self.may_send
-                self.publisher.pump()
+                self.sender.pump()
             case "mend":
                 self.missing ^= {b"e0", b"e2"}
             case "delete":
@@ -228,35 +228,35 @@ class Broker:
                 }[step]()
 
     def offer(self, number: int) -> None:
-        self.publisher.offer(self.rows[self.offered : self.offered + number])
+        self.sender.offer(self.rows[self.offered : self.offered + number])
         self.offered = min(self.offered + number, len(self.rows))
 
     async def abandon(self) -> None:
         """Lose the session, and read again what was offered and is pending."""
-        abandoning = asyncio.create_task(self.publisher.abandon())
+        abandoning = asyncio.create_task(self.sender.abandon())
         await asyncio.sleep(0)
         while self.wire.open:
             self.take()
         await abandoning
         done = self.marked | {row.id for row in self.aside}
-        self.publisher.offer([row for row in self.rows[: self.offered] if row.id not in done])
+        self.sender.offer([row for row in self.rows[: self.offered] if row.id not in done])
 
     def leave(self, lane: int = 1) -> None:
         """Release a lane and take it again: but for what is in flight or settled, every row is given back."""
-        publisher = self.publisher
-        given_back = publisher.give_back({lane})
-        elsewhere = [*self.wire.open, *self.aside, *publisher.confirmed, *(fault.row for fault in publisher.faulty)]
+        sender = self.sender
+        given_back = sender.give_back({lane})
+        elsewhere = [*self.wire.open, *self.aside, *sender.confirmed, *(fault.row for fault in sender.faulty)]
         away = self.marked | {row.id for row in elsewhere}
         expected = [row for row in self.rows[: self.offered] if row.lane == lane and row.id not in away]
         assert sorted(given_back) == expected
-        publisher.offer(expected)
+        sender.offer(expected)
 
     def is_for(self, exchange: bytes, row: Row) -> bool:
         return self.router.address(row).exchange == exchange
 
     def look(self) -> None:
         """Check what holds at any time."""
-        assert self.publisher.in_flight == len(self.wire.open) <= self.max_in_flight
+        assert self.sender.in_flight == len(self.wire.open) <= self.max_in_flight
         if self.policy.one_at_a_time:
             keys = [row.key for row in self.wire.open if row.key is not None]
             assert len(keys) == len(set(keys)), "two rows of a key are under way"
@@ -312,10 +312,10 @@ def test_rows_of_a_key_leave_in_order_and_none_is_lost(
             await asyncio.sleep(0)
         return broker
 
-    with patch.object(backpressure, "WAIT", 0.0), patch.object(publisher, "NACK_BACKOFF", 0.0):
+    with patch.object(backpressure, "WAIT", 0.0), patch.object(sender, "NACK_BACKOFF", 0.0):
         broker = asyncio.run(run())
 
-    assert len(broker.publisher.queue) == broker.publisher.in_flight == 0
+    assert len(broker.sender.queue) == broker.sender.in_flight == 0
     left, aside = [row.id for row in broker.left], [row.id for row in broker.aside]
     assert sorted({*left, *aside}) == [row.id for row in rows], "lost"
     assert len(left) == len(set(left))
@@ -327,7 +327,7 @@ def test_rows_of_a_key_leave_in_order_and_none_is_lost(
     for ids in of_key.values():
         assert ids == sorted(ids)
     assert set(broker.wire.redelivered) <= broker.lost
-    assert broker.publisher.failures[Outcome.BARRED] == broker.barred
+    assert broker.sender.failures[Outcome.BARRED] == broker.barred
 
 
 def rows_of(kinds: Iterable[tuple[int, int]]) -> list[Row]:

@@ -17,7 +17,7 @@ from relay.config.settings import Settings
 from relay.engine.read.positions import OpenTransactions, Positions
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send.frames import FrameWire
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from tests.faults.checker import SENDING, Findings, Invariant, assert_valid, invalid, report
 from tests.faults.history import Nacked, Returned
 from tests.faults.scene import QUEUE, Scene, scene
@@ -53,18 +53,18 @@ def skip_by_position(patch: pytest.MonkeyPatch) -> None:
 
 
 def send_behind_a_nack(patch: pytest.MonkeyPatch) -> None:
-    settle = Publisher.settle
+    settle = Sender.settle
 
-    def settle_and_release(self: Publisher, settled: Settled) -> None:
+    def settle_and_release(self: Sender, settled: Settled) -> None:
         if settled.outcome is Outcome.NACKED:
             for row in settled.rows:
-                waiting = self.queue._in_flight_keys.get(row.key) if row.key else None
+                waiting = self.queue.keys._behind.get(row.key) if row.key else None
                 if waiting:
                     self.queue.ready.extend(waiting)
                     waiting.clear()
         settle(self, settled)
 
-    patch.setattr(Publisher, "settle", settle_and_release)
+    patch.setattr(Sender, "settle", settle_and_release)
 
 
 def burn_attempts_by_nacks(patch: pytest.MonkeyPatch) -> None:
@@ -72,12 +72,12 @@ def burn_attempts_by_nacks(patch: pytest.MonkeyPatch) -> None:
 
 
 def settle_as(patch: pytest.MonkeyPatch, outcome: Outcome, other: Outcome) -> None:
-    settle = Publisher.settle
+    settle = Sender.settle
 
-    def settle_wrongly(self: Publisher, settled: Settled) -> None:
+    def settle_wrongly(self: Sender, settled: Settled) -> None:
         settle(self, settled._replace(outcome=other) if settled.outcome is outcome else settled)
 
-    patch.setattr(Publisher, "settle", settle_wrongly)
+    patch.setattr(Sender, "settle", settle_wrongly)
 
 
 async def lose_the_confirms(scene: Scene) -> None:

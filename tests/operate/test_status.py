@@ -44,6 +44,43 @@ def test_all_is_well_with_a_live_relay(rows: Rows, connection: psycopg.Connectio
     ]
 
 
+def test_rows_that_wait_for_relays_which_cannot_deliver_are_stalled_at_once(
+    rows: Rows, connection: psycopg.Connection
+) -> None:
+    rows.node(can_deliver=False, state="degraded", reasons=["broker: it blocks publishers (memory)"])
+    rows.pending(created_at=ago(2))
+
+    status = read(connection)
+
+    assert status.state is OutboxState.STALLED
+    assert status.reasons[-1] == "relay relay-1: broker: it blocks publishers (memory)"
+
+
+def test_a_reason_that_relays_share_is_told_once(rows: Rows, connection: psycopg.Connection) -> None:
+    for number in range(16):
+        rows.node(f"relay-{number:02}", state="degraded", reasons=["broker: it blocks publishers (memory)"], lanes=[])
+    rows.node("other", state="degraded", reasons=["database: slow"], lanes=[])
+
+    assert sorted(read(connection).reasons) == [
+        "16 relays: broker: it blocks publishers (memory)",
+        "relay other: database: slow",
+    ]
+
+
+def test_a_killed_relay_is_a_reason_and_one_that_was_stopped_is_not(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.node("alive")
+    rows.node("killed", age=60)
+    rows.node("stopped", age=60, lanes=[])
+    rows.node("killed-long-ago", age=7200)
+
+    status = read(connection)
+
+    assert (status.state, status.reasons) == (
+        OutboxState.DEGRADED,
+        ["relay killed has ended without handing the lanes over, and others took them: see what ended it"],
+    )
+
+
 def test_routes_that_do_not_work_are_named_with_what_waits_for_them(rows: Rows, connection: psycopg.Connection) -> None:
     connection.execute("SET timezone = 'UTC'")
     rows.node()
@@ -89,7 +126,7 @@ def test_an_empty_outbox_without_a_relay_is_degraded(connection: psycopg.Connect
     assert status.reasons == ["no relay is alive: start `relay run`"]
 
 
-@pytest.mark.parametrize(("age", "state"), [(1, OutboxState.DEGRADED), (60, OutboxState.STALLED)])
+@pytest.mark.parametrize(("age", "state"), [(0, OutboxState.DEGRADED), (2, OutboxState.STALLED)])
 def test_rows_that_age_without_a_live_relay_are_stalled(
     age: int, state: OutboxState, rows: Rows, connection: psycopg.Connection
 ) -> None:

@@ -37,13 +37,15 @@ async def live(request: Request, _: Viewer) -> StreamingResponse:
 
 
 async def _events(request: Request, site: Site) -> AsyncIterator[str]:
-    """Yield the parts that have changed: a part that stays is left alone, and keeps the focus of the keyboard."""
+    """Yield the parts that have changed, each time with a beat; a part that stays keeps the focus of the keyboard."""
     seen: dict[str, str] = {}
     async for _ in site.sampler.samples():
         if await site.access.identify(request) is None:
             return
         parts = site.live.parts()
-        for name in PARTS:
-            if seen.get(name) != parts[name]:
-                yield f"event: {name}\n" + "".join(f"data: {line}\n" for line in parts[name].splitlines()) + "\n"
+        yield _event("beat", "") + "".join(_event(name, parts[name]) for name in PARTS if seen.get(name) != parts[name])
         seen = parts
+
+
+def _event(name: str, text: str) -> str:
+    return f"event: {name}\n" + "".join(f"data: {line}\n" for line in text.split("\n")) + "\n"

@@ -12,7 +12,7 @@ from psycopg.sql import SQL, Identifier, Literal
 
 from relay.engine.read.floors import Floors
 from relay.engine.read.tail import Tail
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LANES, LaneSession, array_text
 from relay.logger import get_logger
 from relay.runtime.backoff import wait_for_event
@@ -61,7 +61,7 @@ class Lanes:
         self,
         session: LaneSession,
         tail: Tail,
-        publisher: Publisher,
+        sender: Sender,
         *,
         floors: Floors,
         health: Health,
@@ -70,7 +70,7 @@ class Lanes:
         self._session = session
         self._lanes = session.lanes
         self._tail = tail
-        self._publisher = publisher
+        self._sender = sender
         self._floors = floors
         self._health = health
         self._learn = learn
@@ -118,7 +118,7 @@ class Lanes:
             log.info("lanes.taken", lanes=sorted(taken))
 
     async def _give_up(self) -> None:
-        self._tail.hand_back(self._publisher.give_back(self._lanes.leaving))
+        self._tail.hand_back(self._sender.give_back(self._lanes.leaving))
         async with self._session.use() as connection:  # no read is under way meanwhile
             settled = [lane for lane in self._lanes.leaving if self._tail.is_clear(lane)]
             if not settled:

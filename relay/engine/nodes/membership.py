@@ -18,7 +18,7 @@ import relay
 from relay.config.settings import RelaySettings
 from relay.engine.nodes.lanes import Lanes
 from relay.engine.send.broker_link import BrokerLink
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LANES, LaneSession, Retry, retried
 from relay.logger import get_logger
 from relay.runtime.backoff import until_tick, wait_for_event
@@ -147,7 +147,7 @@ class Membership:
         settings: RelaySettings,
         lanes: Lanes,
         *,
-        publisher: Publisher,
+        sender: Sender,
         broker_link: BrokerLink,
         health: Health,
         retry: Retry,
@@ -156,7 +156,7 @@ class Membership:
         self._session = session
         self._settings = settings
         self._lanes = lanes
-        self._publisher = publisher
+        self._sender = sender
         self._broker_link = broker_link
         self._health = health
         self._retry = retry
@@ -179,7 +179,7 @@ class Membership:
             self._session.nodes_changed.clear()
             members = await self._beat()
             self._aim(share(self._settings.node, members, LANES - len(self._paused)))
-            self._publisher.pump()  # it may have waited for this answer
+            self._sender.pump()  # it may have waited for this answer
             others = [member for member in members if member.pid != self._session.pid]
             silent = self._silence.look(_beats(others), time.monotonic())
             for peer in silent:
@@ -245,7 +245,7 @@ class Membership:
         values = {
             "name": self._settings.node,
             "lanes": self._session.lanes.held,
-            "in_flight": self._publisher.in_flight,
+            "in_flight": self._sender.in_flight,
             "state": self._health.state,
             "reasons": self._health.reasons,
             "version": relay.__version__,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from relay.config.settings import RelaySettings
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Delivered
 from relay.runtime.backoff import until_tick
@@ -30,14 +30,14 @@ class StallWatch:
 
     def __init__(
         self,
-        publisher: Publisher,
+        sender: Sender,
         delivered: Delivered,
         health: Health,
         settings: RelaySettings,
         *,
         session: Callable[[], LaneSession | None],
     ) -> None:
-        self._publisher = publisher
+        self._sender = sender
         self._delivered = delivered
         self._health = health
         self._timer = StallTimer(settings.stall_after)
@@ -79,7 +79,7 @@ class StallWatch:
                 self._health.heal("database")
 
     def _look_at_delivery(self, now: float) -> None:
-        waiting = self._publisher.waiting
+        waiting = self._sender.waiting
         # A lost session takes the rows out of memory, not out of the table: they still wait. And for a moment nothing
         # waits between the time-out of the confirms, which quarantines a route, and the probe of that route.
         if waiting or (self._is_empty and self._watched is not None and now - self._session_at > SESSION_SETTLES):

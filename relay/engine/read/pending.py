@@ -52,8 +52,8 @@ BODY_SIZE = SQL("""
     END
 """)
 
-# A row that waits out its backoff is read, so that its key is held. A row that its writer delayed is not read before it
-# is due. A hashed subplan leaves out what is held already.
+# A row that waits out its backoff is read, so that its key waits. A row that its writer delayed is not read before it
+# is due. A hashed subplan leaves out what was read before.
 READABLE = SQL("""
     state = 'pending' AND (available_at IS NULL OR available_at <= now() OR attempts > 0)
         AND id NOT IN (SELECT unnest(%(held)s::bigint[]))

@@ -5,6 +5,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -12,13 +13,13 @@ from operator import itemgetter
 
 from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.read.ahead import CROWD, Ahead
 from relay.engine.read.pending import AHEAD, CROWDED, DUE, read_statement
 from relay.engine.read.positions import LaneFloor, Plan, Positions
 from relay.engine.row import Key, Row, fetch_rows, give_rows
 from relay.engine.session.session import LaneSession, Retry, array_text, retried
 from relay.logger import get_logger
 from relay.runtime.backoff import wait_for_event
+from relay.runtime.health import Health
 
 log = get_logger(__name__)
 
@@ -26,6 +27,11 @@ SHORT_REST = 0.002  # seconds between two reads while rows keep coming
 DOORBELL_AFTER = 0.02  # seconds without a row, after which writers are asked to ring
 DUE_INTERVAL = 0.5  # seconds between two looks for rows that are due, at least
 STUCK_AFTER = 0.1  # seconds in which nothing is settled; then a large row that waits for room delays no other row
+AHEAD_INTERVAL = 0.1  # seconds between two reads ahead; each costs a statement
+CROWD = 10  # times what a read ahead brings of a lane: more are a backlog, which no second of reading ahead clears
+LOOK_BACK = 10.0  # seconds: a row that becomes visible later behind higher ids comes in its turn
+
+WENT_BACK = "the database went back from message {seen} to {found}: see docs/backup.md"
 
 wait_of = itemgetter(Row._fields.index("backoff_ms"))
 
@@ -37,6 +43,9 @@ class Tail:
         note_read: called at each read with the highest id that was given, and that of the rows that came.
     Attributes:
         sweep_finds: rows that only a sweep has found, as no rule foresaw them.
+        backing_off: the keys that wait for a row that is tried again later.
+        left_keys: the keys of rows that were left to the table since the last read was planned.
+        read_at: just before the last read.
     """
 
     def __init__(
@@ -60,10 +69,10 @@ class Tail:
         self._crowded = session.sql(CROWDED)
         self._due = session.sql(DUE)
         self._positions = Positions(session.lanes, settings, time.monotonic())
-        self._backing_off = BackingOff(policy)
+        self.backing_off = BackingOff(policy)
         self._ahead = Ahead()
         self._is_ahead = False  # the last window
-        self._read_at = 0.0  # just before the last read
+        self.read_at = 0.0
         self._known_until = 0.0  # the last read's snapshot named all running transactions that had an id by then
         self._row_at = 0.0
         self._due_at = 0.0  # when to look for rows that are due
@@ -71,7 +80,7 @@ class Tail:
         self._wait_over_at = inf  # when the first of the keys that wait may go; the table may not know of it
         self._room = asyncio.Event()
         self._is_interrupted = False
-        self._left_keys: set[Key] = set()  # of rows that were left to the table since the last read was planned
+        self.left_keys: set[Key] = set()
         self._clock_offset = 0.0  # microseconds from the monotonic clock to the database's
         self.sweep_finds = 0
 
@@ -95,7 +104,7 @@ class Tail:
             if not self._positions.has_room() and not await self._is_stuck():
                 continue
             if not self._positions.has_more:
-                await asyncio.sleep(self._read_at + SHORT_REST - time.monotonic())
+                await asyncio.sleep(self.read_at + SHORT_REST - time.monotonic())
             self._is_ahead = self._ahead.is_due(time.monotonic())
             rows = await (self._rows_ahead() if self._is_ahead else self._next_rows())
             if rows:
@@ -111,10 +120,10 @@ class Tail:
         if self._positions.has_room():
             self._room.set()
 
-    def leave(self, rows: Collection[Row]) -> None:
+    def read_again(self, rows: Collection[Row]) -> None:
         """Leave rows to the table, and read them again at once, in order with what the table has by then."""
         self.forget(rows)
-        self._left_keys.update(row.key for row in rows if row.key is not None)
+        self.left_keys.update(row.key for row in rows if row.key is not None)
         for lane in {row.lane for row in rows}:
             self._positions.reread_from(lane)
 
@@ -126,48 +135,27 @@ class Tail:
 
     def back_off(self, row: Row, until: float, followers: Collection[Row]) -> None:
         """Leave a row to the table until that moment (monotonic), and its followers, which come back behind it."""
-        self._backing_off.add(row, until, followers)
+        self.backing_off.add(row, until, followers)
         self._due_at = min(self._due_at, until)
         self.forget((row, *followers))
 
     def put_back(self, rows: Collection[Row], until: float) -> None:
         """As `back_off`, for rows that cannot be put away now. The table knows nothing of this wait."""
         for row in rows:
-            self._backing_off.put_back(row, until)
+            self.backing_off.put_back(row, until)
         self._wait_over_at = min(self._wait_over_at, until)
         self._due_at = min(self._due_at, until)
         self.forget(rows)
 
-    def hold_rows(self, window: list[Row]) -> list[Row]:
-        """Return the rows that may be sent now; the others are left to the table.
-
-        The caller offers them at once: later a key may begin to wait, or a lane to leave.
-        """
-        free, held = self._backing_off.hold_rows(window, self._read_at)
-        if held:
-            self.forget(held)
-        if leaving := self._lanes.leaving:
-            self.hand_back([row for row in free if row.lane in leaving])
-            free = [row for row in free if row.lane not in leaving]
-        if self._left_keys and (later := [row for row in free if row.key in self._left_keys]):
-            # Rows of these keys come before them.
-            self.leave(later)
-            free = [row for row in free if row.key not in self._left_keys]
-        return free
-
-    def keys_backing_off(self) -> Collection[Key]:
-        """Return the keys whose first row backs off; no row of theirs is sent for now."""
-        return self._backing_off.keys()
-
     def enter(self, lanes: Collection[int], floors: Mapping[int, LaneFloor]) -> None:
         """Read these lanes, which are new in `session.lanes`, from their floors, or from the start."""
-        self._backing_off.forget(lanes)
+        self.backing_off.forget(lanes)
         self._positions.enter(lanes, floors)
         self.wake()
 
     def floors(self) -> dict[int, LaneFloor]:
         """Return how far lanes are read and settled."""
-        first = self._backing_off.first()
+        first = self.backing_off.first()
         return {
             lane: read._replace(floor=min(read.floor, first[lane] - 1)) if lane in first else read
             for lane, read in self._positions.floors(self._known_until).items()
@@ -232,7 +220,7 @@ class Tail:
             await self._look_for_due(began)  # otherwise rows that are merely due count as finds of the sweep
         if is_sweep_due:
             positions.begin_sweep(began)
-        self._left_keys.clear()
+        self.left_keys.clear()
         try:
             plan = positions.plan(self._known_until)
             known_until = self._session.written_at
@@ -242,12 +230,12 @@ class Tail:
                 head, rows = await self._select(self.statement, plan)
         finally:
             positions.end_read()
-        found = [row for row in positions.found_by_sweep(plan, rows) if not self._backing_off.holds(row)]
+        found = [row for row in positions.found_by_sweep(plan, rows) if not self.backing_off.keeps_back(row)]
         if found:
             self.sweep_finds += len(found)
             log.warning("rows.overtaken", rows=len(found), first_id=found[0].id)
         rows = positions.take(plan, rows, head.id, began=began, ended=time.monotonic())
-        self._read_at, self._known_until = began, known_until
+        self.read_at, self._known_until = began, known_until
         self._ahead.note_read(positions.behind, head.id, time.monotonic())
         return rows
 
@@ -267,7 +255,7 @@ class Tail:
             positions.end_read()
         rows = [] if positions.has_missed(head.message_id) else positions.take_ahead(rows)
         self._ahead.move(crowded, head.id, time.monotonic())
-        self._read_at = began
+        self.read_at = began
         return rows
 
     async def _select(self, statement: bytes, plan: Plan, after: Iterable[int] = ()) -> tuple[Row, list[Row]]:
@@ -303,13 +291,88 @@ class Tail:
 
     async def _look_for_due(self, now: float) -> None:
         self._looked_at = now
-        held = array_text(self._positions.under_way())
+        under_way = array_text(self._positions.under_way())
         async with self._session.use() as connection:
-            due = await (await connection.execute(self._due, {"held": held}, prepare=True)).fetchall()
-        for lane, first in (*due, *self._backing_off.end(now)):
+            due = await (await connection.execute(self._due, {"held": under_way}, prepare=True)).fetchall()
+        for lane, first in (*due, *self.backing_off.end(now)):
             if lane in self._lanes.held:
                 self._positions.reread_from(lane, first - 1)
-        self._wait_over_at = self._backing_off.over_at()
+        self._wait_over_at = self.backing_off.over_at()
+
+
+class Ahead:
+    """Above which id each lane that is behind is read ahead of its backlog.
+
+    A batch or a large transaction may leave a lane with hundreds of thousands of rows. Those that applications write
+    after it need not wait for all of them: they are read ahead, each behind the earlier rows of its key.
+    Nothing of this is saved, and no order rests on it: a row that is not read ahead comes in its turn.
+
+    The id is the highest id which was given when the first backlog was found. Where many more rows come above it than a
+    read brings, they are a backlog, too. Times are monotonic.
+
+    Attributes:
+        after: lane -> the id above which its rows are read ahead.
+    """
+
+    def __init__(self) -> None:
+        self.after: Mapping[int, int] = {}
+        self._at = 0.0  # the last read ahead, or the first read that found a backlog
+        self._is_turn = False
+        self._given: deque[tuple[float, int]] = deque([(-inf, 0)])  # (time, highest id that was given by then)
+
+    def is_due(self, now: float) -> bool:
+        """Whether to read ahead now. Between two such reads the backlog has one at least."""
+        return bool(self.after) and self._is_turn and now >= self._at + AHEAD_INTERVAL
+
+    def note_read(self, behind: Collection[int], position: int, now: float) -> None:
+        """Note which lanes are behind after a read in order.
+
+        Args:
+            position: the highest id that was given when it was made.
+        """
+        if not self.after:
+            self._at = now
+        first = min(self.after.values(), default=position)
+        self.after = {lane: self.after.get(lane, first) for lane in behind}
+        self._is_turn = True
+
+    def begin(self, now: float) -> None:
+        """Note that it is read ahead now, or that there is no room to."""
+        self._at, self._is_turn = now, False
+
+    def move(self, crowded: Collection[int], position: int, now: float) -> None:
+        """Move on after a read ahead.
+
+        Args:
+            crowded: lanes with a second backlog above `after`.
+            position: as `note_read` takes it.
+        """
+        self._given.append((now, position))
+        while len(self._given) > 1 and self._given[1][0] <= now - LOOK_BACK:
+            self._given.popleft()
+        oldest = self._given[0][1]
+        self.after = {lane: position if lane in crowded else max(id_, oldest) for lane, id_ in self.after.items()}
+
+
+class History:
+    """The highest id of a row that a node has seen, in whichever session, or that a former relay has saved."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._seen = 0
+
+    def note_seen(self, saved: int) -> None:
+        """Note the highest id that a former relay has saved."""
+        self._seen = max(self._seen, saved)
+
+    def note_read(self, given: int, highest: int) -> None:
+        """Notice a database that was set back, as by a restored backup: fewer ids were given than rows were seen."""
+        if given < self._seen:
+            log.error("database.went_back", seen=self._seen, found=given)
+            self._health.warn("history", WENT_BACK.format(seen=self._seen, found=given))
+            self._seen = given
+        else:
+            self._seen = max(self._seen, min(highest, given))  # a writer may choose an id above
 
 
 def first_ids(places: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -357,14 +420,14 @@ class BackingOff:
         other = self._waits.get(name, wait)
         self._waits[name] = Wait(wait.lane, min(wait.first, other.first), min(wait.until, other.until))
 
-    def holds(self, row: Row) -> bool:
+    def keeps_back(self, row: Row) -> bool:
         """Whether a row must not be sent yet, or was put back."""
         if row.backoff_ms or row.key in self._waits:
             return True
         return (wait := self._waits.get(row.lane)) is not None and wait.first <= row.id
 
     def keys(self) -> Collection[Key]:
-        """Return the keys that wait."""
+        """Return the keys that wait; no row of theirs is sent for now."""
         return [key for key in self._waits if isinstance(key, tuple)]
 
     def over_at(self) -> float:
@@ -375,22 +438,22 @@ class BackingOff:
         """Return the first id that waits in each lane."""
         return first_ids((wait.lane, wait.first) for wait in self._waits.values())
 
-    def hold_rows(self, window: list[Row], read_at: float) -> tuple[list[Row], list[Row]]:
-        """Split rows that were read at that moment into those to send now and those to read again later."""
+    def split(self, window: list[Row], read_at: float) -> tuple[list[Row], list[Row]]:
+        """Split rows that were read at that moment into those to read again later and those to send now."""
         if not self._waits and not any(map(wait_of, window)):
-            return window, []
+            return [], window
+        waiting: list[Row] = []
         free: list[Row] = []
-        held: list[Row] = []
         for row in window:
             if (wait := self._waits.get(row.key)) is not None:
                 wait.first = min(wait.first, row.id)
-                held.append(row)
+                waiting.append(row)
             elif row.backoff_ms:  # it has failed in another session
                 self.add(row, read_at + row.backoff_ms / 1000)
-                held.append(row)
+                waiting.append(row)
             else:
                 free.append(row)
-        return free, held
+        return waiting, free
 
     def end(self, now: float) -> list[tuple[int, int]]:
         """Forget the keys whose wait is over; return the lane and the id from which to read each of them again.

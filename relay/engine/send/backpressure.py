@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from relay.engine.row import Key, Outcome, Row, Settled
-from relay.engine.send.routes import Address
+from relay.engine.row import Address, Key, Outcome, Row, Settled
 from relay.runtime.backoff import backoff
 
 # Seconds until the next try. The first is short: a queue of 100 whose consumer takes 5,000 a second is empty after 20

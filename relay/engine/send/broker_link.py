@@ -46,7 +46,7 @@ log = get_logger(__name__)
 
 WATCH_INTERVAL, IDLE_INTERVAL = 0.25, 1.0  # seconds between two checks of a channel; the second while no row is on it
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
-HELD_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
+LASTED_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
 REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a hot loop
 # Seconds of refusals after which the relay replaces a channel; each replacement doubles them. A channel that was opened
 # while a quorum queue elects its leader keeps asking the old leader. RabbitMQ 3.10 then refuses every message on the
@@ -82,8 +82,8 @@ class RefusesAllError(ConnectionClosed):
     """
 
 
-class Sender(Protocol):
-    """What a link serves: the engine's publisher, or another sender of rows, such as the replay."""
+class WireUser(Protocol):
+    """What a link attaches its wires to: a `Sender`, or another owner of rows."""
 
     confirm_times: Histogram
 
@@ -98,7 +98,7 @@ class Sender(Protocol):
 
 
 class BrokerLink:
-    """The broker's side of the node; `run` attaches a wire to the publisher whenever there is a channel.
+    """The broker's side of the node; `run` attaches a wire to the sender whenever there is a channel.
 
     Args:
         stamp: headers for every message, added to the usual ones.
@@ -114,7 +114,7 @@ class BrokerLink:
     def __init__(
         self,
         settings: Settings,
-        publisher: Sender,
+        sender: WireUser,
         health: Health,
         stamp: Mapping[str, str | int] | None = None,
         *,
@@ -123,12 +123,12 @@ class BrokerLink:
         start_timeout: float | None = None,
     ) -> None:
         self._settings = settings
-        self._publisher = publisher
+        self._sender = sender
         self._health = health
         self._start_timeout = settings.broker.connect_timeout if start_timeout is None else start_timeout
         self._router = router = Router.of(settings)
         self._identity = Identity.of(settings, stamp)
-        self._refusals = Refusals(router, health, publisher.settle, barring=barring)
+        self._refusals = Refusals(router, health, sender.settle, barring=barring)
         self._undeclared = undeclared(settings.broker, listed(topology) if topology else ())
         self._broker = settings.broker  # with the hosts of the last `use_hosts`
         self._connection: Connection | None = None
@@ -178,7 +178,7 @@ class BrokerLink:
                     lost = None
                     continue
                 lost, reason, is_refusal = connection, ended.reason, ended.is_refusal
-                if self._refusals.confirmed_at >= connected_at or loop.time() - connected_at >= HELD_AFTER:
+                if self._refusals.confirmed_at >= connected_at or loop.time() - connected_at >= LASTED_AFTER:
                     failures = 0
             if not self.up.is_set() and loop.time() >= give_up_at:
                 raise BrokerUnavailableError(reason, is_refusal=is_refusal)
@@ -204,8 +204,8 @@ class BrokerLink:
     async def _use_to_the_end(self, connection: Connection) -> Ended:
         """Publish through one connection until it is lost, or left for other hosts."""
         self._connection = connection
-        prober = Prober(connection, self._wire_on, self._publisher.settle, self._router)
-        self._publisher.attach_prober(prober)
+        prober = Prober(connection, self._wire_on, self._sender.settle, self._router)
+        self._sender.attach_prober(prober)
         end: BaseException | None = None
         try:
             await self._use(connection, prober)
@@ -215,8 +215,8 @@ class BrokerLink:
                 raise
             end = error
         finally:
-            self._publisher.attach(None)
-            self._publisher.attach_prober(None)
+            self._sender.attach(None)
+            self._sender.attach_prober(None)
             await prober.close()
             self._blocked_before += connection.blocked_seconds
             self._connection = None
@@ -259,7 +259,7 @@ class BrokerLink:
         carrying = asyncio.create_task(wire.run(), name="wire")
         verdict = Verdict.CLOSED
         try:
-            self._publisher.attach(wire)
+            self._sender.attach(wire)
             self._health.heal("broker")
             self.up.set()
             verdict = await self._watch(wire, connection, channel, carrying, prober=prober)
@@ -267,9 +267,9 @@ class BrokerLink:
                 await self._settle_all(lambda: wire.in_flight, SETTLED_WITHIN, channel)
             elif verdict is Verdict.LEFT:
                 # Wait for the probes too, and for as long as at the end of the relay: no message should come twice.
-                await self._settle_all(lambda: self._publisher.in_flight, self._settings.relay.drain_timeout, channel)
+                await self._settle_all(lambda: self._sender.in_flight, self._settings.relay.drain_timeout, channel)
         finally:
-            self._publisher.attach(None)  # first: the publisher must not send into a closed wire
+            self._sender.attach(None)  # first: the sender must not send into a closed wire
             carrying.cancel()
             await asyncio.wait([carrying])
             timeout = self._settings.broker.confirm_timeout
@@ -284,14 +284,14 @@ class BrokerLink:
                     if verdict is Verdict.OVERDUE:
                         self._refusals.settle_overdue(lost, late, timeout)
                     else:
-                        self._publisher.settle(lost)
+                        self._sender.settle(lost)
         return verdict
 
     def _wire_on(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
         """Return a wire on this channel; with a tracer, it traces its batches."""
         frame_max = channel.connection.connection_tune.frame_max
         encoder = Encoder(channel.number, frame_max, self._router, self._identity)
-        clock, times = connection.clock, self._publisher.confirm_times
+        clock, times = connection.clock, self._sender.confirm_times
         if (tracer := tracing.tracer()) is None:
             return FrameWire(channel, encoder, settle, clock=clock, times=times)
         from relay.engine.send.traced_wire import TracedWire  # noqa: PLC0415  (imports OpenTelemetry)
@@ -302,10 +302,10 @@ class BrokerLink:
 
     async def _settle_all(self, in_flight: Callable[[], int], within: float, channel: Underlay) -> None:
         """Send no more, and wait for the rows in flight: a row for a queue that works should not go out twice."""
-        self._publisher.attach(None)
+        self._sender.attach(None)
         loop = asyncio.get_running_loop()
         until = loop.time() + within
-        # No event to wait for: the publisher gets the outcomes, and the link does not.
+        # No event to wait for: the sender gets the outcomes, and the link does not.
         while in_flight() and not channel.closing.done() and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(REOPEN_AFTER)
 
@@ -321,7 +321,7 @@ class BrokerLink:
             interval = WATCH_INTERVAL if wire.in_flight or was_hindered else until_tick(IDLE_INTERVAL)
             await asyncio.wait([carrying, closing], timeout=interval, return_when=asyncio.FIRST_COMPLETED)
             if self._left is connection:
-                log.info("broker.left", host=str(connection.host), in_flight=self._publisher.in_flight)
+                log.info("broker.left", host=str(connection.host), in_flight=self._sender.in_flight)
                 return Verdict.LEFT
             self._check_refused(prober)
             hindrance = connection.hindrance

@@ -14,10 +14,10 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
-from relay.engine.row import Key, Row
+from relay.engine.row import Address, Key, Row
 from relay.engine.send.message import UnsendableError
 from relay.engine.send.probe import Prober
-from relay.engine.send.routes import Address, Router
+from relay.engine.send.routes import Router
 from relay.engine.send.wire import forbids_topic
 
 QUIET_AFTER = 30.0  # seconds without a missing or forbidden exchange, after which the relay stops asking

@@ -20,7 +20,7 @@ from aiormq.abc import AbstractChannel, ChannelFrame
 from pamqp.commands import Basic, Channel
 from pamqp.header import ContentHeader
 
-from relay.engine.row import Outcome, Row, Settled
+from relay.engine.row import Address, Outcome, Row, Settled
 from relay.engine.send.message import (
     ENCODING_ERRORS,
     LAST_SECOND,
@@ -35,7 +35,7 @@ from relay.engine.send.message import (
     not_sent,
     unix_time,
 )
-from relay.engine.send.routes import Address, Router
+from relay.engine.send.routes import Router
 from relay.engine.send.wire import NACKED, Settle, after_close, returned_words
 from relay.observe.histogram import Histogram
 from relay.servers.rabbitmq.content_header import encode_table

@@ -20,9 +20,9 @@ from pamqp import frame
 from pamqp.commands import Basic, Tx
 from pamqp.header import ContentHeader
 
-from relay.engine.row import Outcome, Row, Settled
+from relay.engine.row import Address, Outcome, Row, Settled
 from relay.engine.send.frames import publish_frame
-from relay.engine.send.routes import Address, Router
+from relay.engine.send.routes import Router
 from relay.engine.send.wire import Settle, Wire, forbids_exchange, names_address
 from relay.errors import BrokerUnavailableError
 from relay.servers.rabbitmq import connection as broker

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from math import inf
 
-from relay.engine.row import Outcome, Row, Settled
-from relay.engine.send.routes import Address, Router
+from relay.engine.row import Address, Outcome, Row, Settled
+from relay.engine.send.routes import Router
 from relay.engine.send.wire import Settle
 from relay.runtime.health import Health
 

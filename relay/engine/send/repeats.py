@@ -9,8 +9,8 @@ It is not marked as sent: nothing shows that the exchange has dropped it, and th
 import asyncio
 from collections.abc import Iterable
 
-from relay.engine.row import Row
-from relay.engine.send.routes import Address, Router
+from relay.engine.row import Address, Row
+from relay.engine.send.routes import Router
 
 LASTING_AFTER = 5.0  # seconds without a confirm, after which the address is at fault
 REMEMBERED = 50_000  # rows

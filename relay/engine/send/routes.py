@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase, translate
-from typing import NamedTuple, Self
+from typing import Self
 
 from relay.config.settings import Route, Settings, Unroutable
-from relay.engine.row import Row
+from relay.engine.row import Address, Row
 from relay.engine.send.message import UnsendableError
 
 ROUTES_CACHED = 10_000
@@ -15,13 +15,6 @@ DEFAULT_ROUTING_KEY = "{aggregate_type}.{event_type}"
 # The limit for a name that is not ASCII. The broker's reason has at most 255 bytes, and also names the virtual host and
 # the user. If RabbitMQ 4 must cut a longer name there, it ends the connection with INTERNAL_ERROR.
 MAX_EXCHANGE_BYTES = 127
-
-
-class Address(NamedTuple):
-    """An exchange and a routing key, as AMQP short strings (at most 255 bytes each)."""
-
-    exchange: bytes
-    routing_key: bytes
 
 
 class Router:

@@ -1,6 +1,6 @@
 """A span for each batch that goes to the broker, linked to the traces in which its rows were written.
 
-The traced wire stands between the publisher and a wire. It exists only when OpenTelemetry is set up
+The traced wire stands between the sender and a wire. It exists only when OpenTelemetry is set up
 (`observe.tracing.tracer`). The relay sends each row's trace headers unchanged, so a consumer continues the row's trace.
 The names are from OpenTelemetry's semantic conventions for messaging and RabbitMQ.
 """

@@ -1,4 +1,4 @@
-"""What the publisher needs from a channel in confirm mode, and what the broker's answers mean.
+"""What the sender needs from a channel in confirm mode, and what the broker's answers mean.
 
 `FrameWire` (frames.py) is the implementation. tests/engine/test_wire.py compares it with the library's documented
 interface.
@@ -6,7 +6,7 @@ interface.
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from aiormq.exceptions import (
@@ -21,8 +21,8 @@ from aiormq.exceptions import (
     ConnectionUnexpectedFrame,
 )
 
-from relay.engine.row import Outcome, Row, Settled
-from relay.engine.send.routes import Address, Router
+from relay.engine.row import Address, Outcome, Row, Settled
+from relay.engine.send.routes import Router
 
 Settle = Callable[[Settled], None]
 NACKED = "the broker refused it for now (basic.nack)"
@@ -100,8 +100,42 @@ def _is_named(address: Address, words: str) -> bool:
     return words.endswith("...") and expected.startswith(named[:-3])
 
 
+class Suspects:
+    """Rows that were in flight when the broker closed the channel because of one of them.
+
+    They go out one at a time. A row that closes the channel alone is to blame. True while there are suspects.
+    """
+
+    def __init__(self) -> None:
+        self._ids: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._ids)
+
+    def judge(self, settled: Settled) -> Settled:
+        """Return the outcome to act on: REFUSED for a suspect that was alone and closed the channel again."""
+        if not self._ids and settled.outcome is not Outcome.SUSPECT:
+            return settled
+        ids = {row.id for row in settled.rows}
+        if settled.outcome is Outcome.SUSPECT:
+            if len(settled.rows) != 1 or ids.isdisjoint(self._ids):
+                self._ids |= ids
+                return settled
+            settled = settled._replace(outcome=Outcome.REFUSED)
+        self._ids -= ids
+        return settled
+
+    def forget(self, ids: Collection[int]) -> None:
+        """Remove these ids from the suspects."""
+        self._ids.difference_update(ids)
+
+    def clear(self) -> None:
+        """Remove all suspects."""
+        self._ids.clear()
+
+
 class Wire(Protocol):
-    """What the publisher needs from a channel."""
+    """What the sender needs from a channel."""
 
     @property
     def in_flight(self) -> int:

@@ -16,10 +16,11 @@ from relay.config.settings import RelaySettings
 from relay.engine.delivery_policy import DeliveryPolicy
 from relay.engine.read.tail import Tail
 from relay.engine.row import Blame, Fault, Row, pieces
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession, Retry, places, retried
+from relay.engine.settle.parking import Parking
 from relay.engine.settle.put_away import ClosedError, PutAway
-from relay.engine.settle.quarantine import ParkedKeys, Quarantine
+from relay.engine.settle.quarantine import Quarantine
 from relay.logger import get_logger
 from relay.observe.histogram import Histogram
 from relay.runtime.backoff import backoff
@@ -111,8 +112,8 @@ class Marker:
         self,
         session: LaneSession,
         tail: Tail,
-        publisher: Publisher,
-        held: ParkedKeys,
+        sender: Sender,
+        parking: Parking,
         *,
         quarantine: Quarantine,
         policy: DeliveryPolicy,
@@ -122,10 +123,9 @@ class Marker:
     ) -> None:
         self._session = session
         self._tail = tail
-        self._publisher = publisher
-        self._held = held
+        self._sender = sender
+        self._parking = parking
         self._quarantine = quarantine
-        self._parking = held.parking
         self.discarding = PutAway(session, tail, retry)
         self._policy = policy
         self._delivered = delivered
@@ -135,23 +135,23 @@ class Marker:
         self._marked_at = 0.0
 
     async def run(self) -> None:
-        """Mark until the publisher has stopped, and the outcome of each row in flight is written."""
-        while await self._publisher.wait_settled():
+        """Mark until the sender has stopped, and the outcome of each row in flight is written."""
+        while await self._sender.wait_settled():
             await self._gather()
-            confirmed, faulty = self._publisher.take_settled()
+            confirmed, faulty = self._sender.take_settled()
             for start in range(0, len(confirmed), ROWS_PER_MARK):
                 await self._sent(confirmed[start : start + ROWS_PER_MARK])
             if of_addresses := [fault for fault in faulty if fault.blame is Blame.ADDRESS]:
-                await self._quarantine.take(of_addresses)
+                await self._quarantine.close_routes(of_addresses)
             await self._faults(faulty)
             confirmed.clear()  # otherwise these rows stay in memory until the next ones settle
 
     async def _gather(self) -> None:
         """Wait for more rows if the last mark was just now: a statement costs as much as twenty rows."""
         loop = asyncio.get_running_loop()
-        interval = BUSY_MARK_INTERVAL if self._publisher.in_flight > BUSY_IN_FLIGHT else MARK_INTERVAL
+        interval = BUSY_MARK_INTERVAL if self._sender.in_flight > BUSY_IN_FLIGHT else MARK_INTERVAL
         wait = self._marked_at + interval - loop.time()
-        if wait > 0 and len(self._publisher.confirmed) < ROWS_WORTH_A_MARK:
+        if wait > 0 and len(self._sender.confirmed) < ROWS_WORTH_A_MARK:
             await asyncio.sleep(wait)
         self._marked_at = loop.time()
 
@@ -192,7 +192,7 @@ class Marker:
                 case Blame.ADDRESS:
                     pass  # the row waits in quarantine, and loses no attempt
                 case Blame.ROW if row.attempts < self._settings.max_attempts:
-                    if not await self._quarantine.put_back(row):
+                    if not await self._quarantine.put_probe_back(row):
                         await self._postpone(row, fault.reason)
                 case Blame.NOBODY:
                     unwanted.append(fault)
@@ -215,7 +215,7 @@ class Marker:
         self._tail.forget(rows)
         self._quarantine.note_sent(rows)
         for row in rows:
-            self._publisher.queue.release_key(row)
+            self._sender.queue.release_key(row)
 
     @retried
     async def _write_discarded(self, rows: Sequence[Row], reason: str) -> None:
@@ -226,7 +226,7 @@ class Marker:
         seconds = backoff(row.attempts, self._settings.backoff_initial, self._settings.backoff_max)
         until = await self._write_postponed(row, reason, seconds)
         log.warning("message.postponed", id=row.id, attempts=row.attempts, seconds=round(seconds, 2), reason=reason)
-        self._tail.back_off(row, until, self._publisher.queue.put_off(row))
+        self._tail.back_off(row, until, self._sender.queue.put_off(row))
 
     @retried
     async def _write_postponed(self, row: Row, reason: str, seconds: float) -> float:
@@ -240,7 +240,7 @@ class Marker:
         try:
             are_parked = await self._write_parked(faults)
         except ClosedError:
-            self._put_back(self._parking, [fault.row for fault in faults])
+            self._put_back(self._parking.door, [fault.row for fault in faults])
             return
         if not are_parked:
             half = len(faults) // 2
@@ -253,13 +253,13 @@ class Marker:
             self._quarantine.end_probe(row)
             followers += self._leave_key(row)
             if row.key is not None and self._policy.put_away_holds_key:
-                self._held.add(row)
+                self._parking.keys.add(row)
         self._tail.forget([fault.row for fault in faults])
-        await self._held.park_behind(followers)
+        await self._parking.park_behind(followers)
 
     def _leave_key(self, row: Row) -> list[Row]:
         """Return the rows that wait behind a row that is put away, or let its key go on and return no rows."""
-        queue = self._publisher.queue
+        queue = self._sender.queue
         if row.key is not None and self._policy.put_away_holds_key:
             return queue.remove_followers(row)
         queue.release_key(row)
@@ -277,7 +277,7 @@ class Marker:
             "reasons": [fault.reason for fault in faults],
         }
         try:
-            async with self._parking.transaction(may_split=len(faults) > 1) as connection:
+            async with self._parking.door.transaction(may_split=len(faults) > 1) as connection:
                 await self._session.take_park_lock(connection)
                 if len(faults) > 1:  # a single row gets the whole time
                     await self._session.halve_timeout(connection)

@@ -1,12 +1,8 @@
-"""Rows that wait in the table: behind a parked row of their key, or for a route that does not work.
+"""Rows that wait in the table for a route that does not work, or is paused.
 
-`ParkedKeys`: if `key_policy` is "hold", the relay parks the later rows of a parked row's key behind that row, outside
-the hot partition. They follow in order when an operator retries or discards the parked row. The table decides; what is
-in memory of the keys only spares a query for all other keys.
-
-`Quarantine`: no queue is bound for a routing key, an exchange is missing or forbidden, or a queue has taken no message
-for long. The address is at fault, not the row, so rows for such an address lose no attempt. They wait in a separate
-partition, where they delay no other row. From time to time the relay sends one of them as a probe, alone on a channel.
+No queue is bound for a routing key, an exchange is missing or forbidden, or a queue has taken no message for long. The
+address is at fault, not the row, so rows for such an address lose no attempt. They wait in a separate partition, where
+they delay no other row. From time to time the relay sends one of them as a probe, alone on a channel.
 Once the broker takes the probe, the other rows follow in order, and then those of other routes of its exchange
 (`release.py`).
 An operator can pause a route: its rows wait in the same way, and the relay sends no probe before it is resumed.
@@ -19,27 +15,22 @@ row is offered while an earlier row of its key is in quarantine:
 - Rows come back only between two windows, when no read has begun and every row that was read is offered. The tail then
   reads from the first of them, so the rows of a key come by their ids.
 - A row that was read goes behind the earlier row of its key (`find_behind`), and comes back after it.
-- A row that the broker returns takes along the rows that wait behind it in the queue (`_take`).
+- A row that the broker returns takes along the rows that wait behind it in the queue (`_close_routes`).
 - A probe is the first row of its key, and no row of that key is in flight or backs off.
 """
 
 import asyncio
-from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, assert_never
-
-from psycopg.sql import SQL
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import assert_never
 
 from relay.engine.delivery_policy import DeliveryPolicy
+from relay.engine.read.gate import Gate, QuarantinedRoute
 from relay.engine.read.tail import Tail, first_ids
-from relay.engine.row import Fault, Key, Row, fetch_rows, give_bytes, key_of, pieces
-from relay.engine.send.publisher import Publisher
-from relay.engine.send.routes import Address, Router
-from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
+from relay.engine.row import Address, Fault, Place, Row, pieces
+from relay.engine.send.sender import Sender
+from relay.engine.session.session import LaneSession, Retry
 from relay.engine.settle.put_away import ClosedError, PutAway
-from relay.engine.settle.quarantine_table import Entry, Left, Place, QuarantineTable, key_from, names, parameters_of
+from relay.engine.settle.quarantine_table import Entry, Left, QuarantineTable, names
 from relay.engine.settle.release import Agenda, Trust
 from relay.logger import get_logger
 from relay.runtime.backoff import backoff
@@ -55,187 +46,6 @@ ENTRY_ENDS_AFTER = 1.0  # seconds without a new route
 PROBES_AT_A_TIME = 4  # between two windows: other rows go on while thousands of routes are due
 ROWS_PER_RELEASE = 1000
 LOG_INTERVAL = 1.0  # seconds between two lines about routes that come, and between two about routes that go
-ROWS_PER_LOAD = 20_000  # of parked ones
-
-# In pieces, as there may be millions: between two of them the session marks what was sent.
-LOAD_PARKED = SQL("""
-    SELECT lane, id, aggregate_type, aggregate_id, {key_role}
-    FROM {schema}.message
-    WHERE state = 'parked' AND held_behind IS NULL AND aggregate_id IS NOT NULL
-        AND id > %(after)s AND lane = ANY (%(lanes)s::smallint[])
-    ORDER BY id
-    LIMIT %(rows)s
-""")
-
-FIND_PARKED = SQL("""
-    SELECT wanted.kind, wanted.key, wanted.role
-    FROM unnest(%(kinds)s::text[], %(keys)s::text[], %(roles)s::text[]) AS wanted (kind, key, role)
-    CROSS JOIN LATERAL (
-        SELECT
-        FROM {schema}.message AS head
-        WHERE head.state = 'parked' AND head.held_behind IS NULL
-            AND head.aggregate_type = wanted.kind AND head.aggregate_id = wanted.key
-            AND ({any_role} OR head.written_as = wanted.role)
-        LIMIT 1
-    ) AS head
-""")
-
-PARK_BEHIND = SQL("""
-    UPDATE {schema}.message AS row
-    SET state = 'parked', parked_at = now(), (held_behind, last_error) = (
-        SELECT min(head.id), 'waits behind message ' || min(head.id)
-        FROM {schema}.message AS head
-        WHERE head.state = 'parked' AND head.held_behind IS NULL
-            AND head.aggregate_type = row.aggregate_type AND head.aggregate_id = row.aggregate_id
-            AND ({any_role} OR head.written_as = row.written_as)
-    )
-    WHERE state = 'pending' AND ctid = ANY (ARRAY(
-        SELECT given.place
-        FROM {given}
-        CROSS JOIN LATERAL (
-            SELECT
-            FROM {schema}.message AS head
-            WHERE head.state = 'parked' AND head.held_behind IS NULL
-                AND head.aggregate_type = given.aggregate_type AND head.aggregate_id = given.aggregate_id
-                AND ({any_role} OR head.written_as = given.written_as)
-            LIMIT 1
-        ) AS head
-    ))
-    RETURNING row.id
-""")
-
-
-class ParkedKeys:
-    """The keys that have a parked row; the relay parks their later rows as they come.
-
-    Of each key only the hash is kept, 8 bytes, as there may be millions. Python salts its hashes in each process, so no
-    writer can choose two keys of one hash.
-
-    Attributes:
-        parking: the way of rows into the partition of parked rows, which the marker uses too.
-    """
-
-    def __init__(self, session: LaneSession, tail: Tail, retry: Retry, parking: PutAway) -> None:
-        self._session = session
-        self._tail = tail
-        self._retry = retry
-        self.parking = parking
-        self._hashes: dict[int, array[int]] = {}  # lane -> hashes of its keys, in order; no lane without a key
-        self._added: set[Key | None] = set()  # since `hold_rows` was called
-
-    async def load(self, lanes: Collection[int]) -> None:
-        """Read from the table which keys of these lanes, which are not read yet, have a parked row."""
-        loaded = {lane: array("q") for lane in lanes}
-        after = 0
-        while rows := await self._read_parked(lanes, after):
-            for lane, _, *key in rows:
-                loaded[lane].append(hash(tuple(key)))
-            after = rows[-1][1]
-        for lane, hashes in loaded.items():
-            self._hashes.pop(lane, None)
-            if hashes:
-                self._hashes[lane] = array("q", sorted(set(hashes)))
-                await asyncio.sleep(0)  # a million take a while
-
-    def add(self, row: Row) -> None:
-        """Hold the later rows of this row's key."""
-        self._added.add(row.key)
-        hashes = self._hashes.setdefault(row.lane, array("q"))
-        place, found = find(hashes, row)
-        if not found:
-            hashes.insert(place, hash(key_of(row)))
-
-    def has_added(self, rows: Iterable[Row]) -> bool:
-        """Whether the key of one of these rows has a parked row since `hold_rows` was called."""
-        return bool(self._added) and any(row.key in self._added for row in rows)
-
-    async def hold_rows(self, window: list[Row]) -> list[Row]:
-        """Park the rows of held keys, and return the others."""
-        self._added.clear()
-        if not self._hashes:
-            return window
-        free: list[Row] = []
-        held: list[Row] = []
-        for row in window:
-            hashes = self._hashes.get(row.lane)
-            (held if hashes and find(hashes, row)[1] else free).append(row)
-        await self.park_behind(held)
-        return free
-
-    async def park_behind(self, rows: Sequence[Row]) -> None:
-        """Park rows behind the parked one of their key.
-
-        If the key has no parked row now, an operator has released it. The relay then reads its rows again, in order
-        with the rows that the operator put back. A row that has gone from the table does not release its key.
-        """
-        for piece in pieces(rows, (row.cost for row in rows)):
-            await self._park_behind(piece)
-
-    async def _park_behind(self, rows: Sequence[Row]) -> None:
-        try:
-            parked = await self._write_parked(rows)
-        except ClosedError:
-            self.parking.put_back(rows)
-            return
-        self._tail.forget([row for row in rows if row.id in parked])
-        if left := [row for row in rows if row.id not in parked]:
-            held = await self._find_keys({row.key for row in left if row.key is not None})
-            for row in left:
-                if row.key not in held:
-                    self._release(row)
-            self._tail.leave(left)
-        if parked:
-            log.warning("messages.held", rows=len(parked))
-
-    def _release(self, row: Row) -> None:
-        hashes = self._hashes.get(row.lane, array("q"))
-        place, found = find(hashes, row)
-        if found:
-            del hashes[place]
-        if not hashes:
-            self._hashes.pop(row.lane, None)
-
-    @retried
-    async def _read_parked(self, lanes: Collection[int], after: int) -> list[tuple[Any, ...]]:
-        values = {"lanes": array_text(lanes), "after": after, "rows": ROWS_PER_LOAD}
-        async with self._session.use():
-            cursor = self._session.cursor()
-            give_bytes(cursor)
-            await cursor.execute(self._session.sql(LOAD_PARKED), values)
-            return await fetch_rows(cursor)
-
-    @retried
-    async def _find_keys(self, keys: Collection[Key]) -> set[Key]:
-        """Return which of these keys have a parked row."""
-        async with self._session.use() as connection:
-            cursor = await connection.execute(self._session.sql(FIND_PARKED), parameters_of(keys))
-            return {key_from(*found) for found in await cursor.fetchall()}
-
-    @retried
-    async def _write_parked(self, rows: Sequence[Row]) -> set[int]:
-        async with self.parking.transaction() as connection:
-            await self._session.take_park_lock(connection)
-            cursor = await connection.execute(self._session.sql(PARK_BEHIND), places(rows))
-            return {row[0] for row in await cursor.fetchall()}
-
-
-def find(hashes: "array[int]", row: Row) -> tuple[int, bool]:
-    """Return where the hash of a row's key is among these, or belongs, and whether it is there."""
-    wanted = hash(key_of(row))
-    place = bisect_left(hashes, wanted)
-    return place, place < len(hashes) and hashes[place] == wanted
-
-
-@dataclass(slots=True)
-class QuarantinedRoute:
-    """An address in quarantine."""
-
-    id: int
-    reason: str
-    probes: int  # since the route came into quarantine
-    is_paused: bool = False  # no probe, and no row is let go
-    probe: Place | None = None  # the row that is under way as a probe
-    works: bool = False  # the broker took a probe, or all of ours have gone: the relay releases the rows
 
 
 class Quarantine:
@@ -249,8 +59,8 @@ class Quarantine:
         self,
         session: LaneSession,
         tail: Tail,
-        publisher: Publisher,
-        router: Router,
+        gate: Gate,
+        sender: Sender,
         *,
         policy: DeliveryPolicy,
         retry: Retry,
@@ -259,10 +69,11 @@ class Quarantine:
         self.door = PutAway(session, tail, retry)
         self._table = QuarantineTable(session, retry, self.door)
         self._tail = tail
-        self._publisher = publisher
-        self._router = router
+        self._sender = sender
+        self._address_of = gate.address_of
         self._holding = policy.put_away_holds_key
-        self._routes: dict[Address, QuarantinedRoute] = {}
+        self._gate = gate
+        self._routes = gate.routes
         self._probes: dict[Place, Address] = {}  # under way
         self._to_probe = Agenda()  # in loop time, as the next
         self._to_release = Agenda()  # routes that work
@@ -275,8 +86,7 @@ class Quarantine:
         self._timer: asyncio.TimerHandle | None = None
         self._load_at = 0.0  # loop time
         session.on_routes_changed(self._load_soon)
-        # Rows must not enter while rows of their key leave, and the loop must not offer rows meanwhile.
-        self._turn = asyncio.Lock()
+        self._turn = gate.turn
 
     async def load(self) -> None:
         """Read from the table which routes are in quarantine.
@@ -306,7 +116,7 @@ class Quarantine:
                 route.reason = paused[address] = entry.reason
                 self._pause(address, route)
         if paused:  # with each load: a row in flight at the pause may have been refused since, to be sent again
-            await self._take([], paused)
+            await self._close_routes([], paused)
         for address, route in self._routes.items():
             if route.is_paused and address not in paused:
                 log.info("route.resumed", **names(address))
@@ -316,47 +126,34 @@ class Quarantine:
         self._load_at = 0.0
         self._tail.interrupt()
 
-    async def hold_rows(self, window: list[Row]) -> list[Row]:
-        """Set aside the rows that must wait, and return the others."""
-        if not self._load_at:  # an operator has changed a route, perhaps before these rows were written
-            await self.load()
-        if not self._routes and not self._turn.locked():
-            return window
-        async with self._turn:
-            return await self._hold_rows(window)
+    @property
+    def is_outdated(self) -> bool:
+        """Whether an operator has changed a route since the last `load`, perhaps before these rows were written."""
+        return not self._load_at
 
-    async def _hold_rows(self, window: list[Row]) -> list[Row]:
-        waiting: list[Row] = []
-        addresses: set[Address] = set()
-        free: list[Row] = []
-        for row in window:
-            address = self._router.address(row)
-            route = self._routes.get(address)
-            if route is None or route.works:
-                free.append(row)
-            elif route.probe == (row.lane, row.id) and not route.is_paused:
-                self._publisher.queue.send_alone(row.id)
-                free.append(row)
-            else:
-                waiting.append(row)
-                addresses.add(address)
-        await self._set_aside(waiting, {address: self._routes[address].reason for address in addresses})
-        return await self._hold_followers(free)
+    async def set_aside(self, rows: Sequence[Row]) -> None:
+        """Put rows into quarantine whose addresses are there; the caller has the gate's `turn`."""
+        addresses = {self._address_of(row) for row in rows}
+        await self._set_aside(rows, {address: self._routes[address].reason for address in addresses})
 
-    async def take(self, faults: Sequence[Fault]) -> None:
+    def send_alone(self, row: Row) -> None:
+        """Send a row alone on a channel, as a probe; the caller offers the row next."""
+        self._sender.queue.send_alone(row.id)
+
+    async def close_routes(self, faults: Sequence[Fault]) -> None:
         """Put the addresses of these rows into quarantine, with all rows for these addresses that were not sent."""
-        reasons = {self._router.address(fault.row): fault.reason for fault in reversed(faults)}  # the first of each
+        reasons = {self._address_of(fault.row): fault.reason for fault in reversed(faults)}  # the first of each
         rows = [fault.row for fault in faults]
         self._trust.note_returned(rows)
         async with self._turn:
-            await self._take(rows, reasons)
+            await self._close_routes(rows, reasons)
 
-    async def _take(self, returned: Sequence[Row], reasons: Mapping[Address, str]) -> None:
+    async def _close_routes(self, returned: Sequence[Row], reasons: Mapping[Address, str]) -> None:
         """Set aside these rows, and all rows for these addresses that wait to be sent."""
-        queue = self._publisher.queue
+        queue = self._sender.queue
 
         def is_bound_there(row: Row) -> bool:
-            return self._router.address(row) in reasons
+            return self._address_of(row) in reasons
 
         withdrawn = queue.withdraw(is_bound_there)
         heads, waiting = [*returned, *withdrawn.heads], withdrawn.waiting
@@ -368,13 +165,13 @@ class Quarantine:
                 queue.release_key(row)
             return
         # These rows are in the table now, and `find_behind` finds their keys there. Or they were put back, and the tail
-        # holds their keys.
+        # makes their keys wait.
         followers = [row for row in waiting if not is_bound_there(row)]
         for row in heads:
             followers += queue.remove_followers(row)
-        self._publisher.offer(self._tail.hold_rows(await self._hold_followers(followers)))
+        self._sender.offer(self._gate.free_now(await self.set_aside_followers(followers)))
 
-    async def put_back(self, row: Row) -> bool:
+    async def put_probe_back(self, row: Row) -> bool:
         """If this row, which is itself at fault, was a probe, put it back into quarantine; return whether it was.
 
         Such a failure says nothing about the route. The relay tries another row at once. It tries this row again only
@@ -385,7 +182,7 @@ class Quarantine:
         reason = self._routes[address].reason  # read before the wait: the route may be released meanwhile
         async with self._turn:
             await self._table.note_failure(row)
-            await self._take([row], {address: reason})
+            await self._close_routes([row], {address: reason})
         return True
 
     def end_probe(self, row: Row, *, at_once: bool = True) -> Address | None:
@@ -414,7 +211,7 @@ class Quarantine:
                 route = self._routes[address]
                 self._set_probe(address, route, None)
                 # A row that waited only behind another row of its key says nothing about that row's route.
-                route.works = self._router.address(row) == address and not route.is_paused
+                route.works = self._address_of(row) == address and not route.is_paused
                 if route.works:
                     self._trust.begin(address)
                 self._hurry(address, route)
@@ -427,17 +224,17 @@ class Quarantine:
         before all later rows of its key.
         """
         now = self._loop.time()
-        if now >= self._load_at and (self._routes or not self._load_at):
+        if now >= self._load_at and (self._routes or self.is_outdated):
             await self.load()
         if self._routes:
             async with self._turn:
-                await self._release(now)
+                await self._release_due(now)
                 await self._send_probes(now)
         self._tail.go_on()  # the work of any interrupt until now is done, or the timer is armed for it
         if self._routes:
             self._arm()  # also when no probe was due: the loop counts milliseconds, so a timer may fire a bit early
 
-    async def _release(self, now: float) -> None:
+    async def _release_due(self, now: float) -> None:
         """Let rows go: of the routes that work, and of those that go on trust."""
         due = self._to_release.take(now, ROWS_PER_RELEASE)
         if not self._session.lanes.held:
@@ -474,7 +271,7 @@ class Quarantine:
         """Let rows wait for their routes, for these reasons."""
         new: list[Address] = []
         for piece in pieces(rows, (row.cost for row in rows)):
-            addresses = [self._router.address(row) for row in piece]
+            addresses = [self._address_of(row) for row in piece]
             own = {address: reasons[address] for address in addresses}
             try:
                 entries = await self._table.set_aside(piece, addresses, own)
@@ -507,7 +304,7 @@ class Quarantine:
         elif route.is_paused:
             self._resume(address, route)
 
-    async def _hold_followers(self, rows: list[Row]) -> list[Row]:
+    async def set_aside_followers(self, rows: list[Row]) -> list[Row]:
         """Set aside the rows whose key has an earlier row in quarantine, and return the others."""
         if not self._holding or not rows:
             return rows
@@ -525,7 +322,7 @@ class Quarantine:
         return [row for row in rows if row.id not in behind]
 
     async def _probe(self, address: Address, route: QuarantinedRoute) -> None:
-        waiting = self._tail.keys_backing_off()
+        waiting = self._tail.backing_off.keys()
         if route.probe is not None and await self._table.is_on_its_way(route.probe, but=waiting):
             self._schedule(address, route)  # it is still under way: refused for now, or the broker is unreachable
             return

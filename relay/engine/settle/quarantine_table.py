@@ -7,12 +7,9 @@ from typing import NamedTuple
 
 from psycopg.sql import SQL
 
-from relay.engine.row import Key, Row
-from relay.engine.send.routes import Address
+from relay.engine.row import Address, Key, Place, Row
 from relay.engine.session.session import LaneSession, Retry, array_text, places, retried
 from relay.engine.settle.put_away import PutAway
-
-Place = tuple[int, int]  # lane and id of a row
 
 LOAD = SQL("SELECT id, exchange, routing_key, reason, probes, paused_at IS NOT NULL FROM {schema}.quarantine")
 

@@ -12,9 +12,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from relay.engine.row import Row
-from relay.engine.send.routes import Address
-from relay.engine.settle.quarantine_table import Place
+from relay.engine.row import Address, Place, Row
 
 ROUTES_PER_ROUND = 250  # that go on trust at once, at most
 ROUND_WITHIN = 5.0  # seconds; rows that the broker has not taken by then are no reason to trust

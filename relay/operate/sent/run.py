@@ -23,7 +23,7 @@ from relay.engine.read.positions import READ_SHARE
 from relay.engine.row import Row
 from relay.engine.send.broker_link import BrokerLink
 from relay.engine.send.message import REPLAY_ID, REPLAYED_AT
-from relay.engine.send.publisher import Publisher
+from relay.engine.send.sender import Sender
 from relay.errors import DatabaseUnavailableError, DeadlineError, PartlyDoneError
 from relay.jobs.job import Job
 from relay.logger import get_logger
@@ -85,7 +85,7 @@ class Replay:
         self._job = job
         self._show = show
         self._health = Health()
-        self._publisher = Publisher(DeliveryPolicy.of(Ordering.KEY, KeyPolicy.SKIP), relay.max_in_flight)
+        self._publisher = Sender(DeliveryPolicy.of(Ordering.KEY, KeyPolicy.SKIP), relay.max_in_flight)
         stamp: dict[str, str | int] = {REPLAY_ID: job.id, REPLAYED_AT: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
         self._link = BrokerLink(self._settings, self._publisher, self._health, stamp)
         self._ledger = Ledger(job.position)

@@ -1,9 +1,9 @@
 """Send the rows that may go, and decide what follows from each outcome.
 
-With one row of a key at a time, the publisher sends no row of a key before the row ahead of it is settled. The broker
+With one row of a key at a time, the sender sends no row of a key before the row ahead of it is settled. The broker
 refuses rows while a quorum queue elects its leader; no later row of the key can then overtake the refused one. Rows of
 other keys fill the window meanwhile.
-Otherwise the publisher sends rows as they come, and sends a refused row again later.
+Otherwise the sender sends rows as they come, and sends a refused row again later.
 """
 
 import asyncio
@@ -15,26 +15,26 @@ from typing import NamedTuple, assert_never
 
 from relay.config.settings import Unroutable
 from relay.engine.delivery_policy import DeliveryPolicy
-from relay.engine.row import Blame, Fault, Key, Outcome, Row, Settled, key_of
+from relay.engine.read.gate import REMEMBERED, KeysUnderWay, Unmarked
+from relay.engine.row import Blame, Fault, Key, Outcome, Row, Settled
 from relay.engine.send.backpressure import Backpressure
 from relay.engine.send.exchange_checks import Checked, ExchangeChecks
 from relay.engine.send.probe import Prober
 from relay.engine.send.repeats import Repeats
 from relay.engine.send.resend_timer import ResendTimer
 from relay.engine.send.routes import Router
-from relay.engine.send.wire import Wire, names_address
+from relay.engine.send.wire import Suspects, Wire, names_address
 from relay.engine.snapshot import CONFIRM_BOUNDS
 from relay.observe.histogram import Histogram
 from relay.runtime.backoff import backoff
 
-REMEMBERED = 50_000  # rows; a window has far fewer
 REFILL = 4  # while rows wait, a batch fills at least a quarter of the room: each batch costs the broker the same
 LIVE_PART = 3  # a backlog gets a third of max_in_flight while rows of other lanes come: those wait for all in flight
 NACK_BACKOFF, NACK_BACKOFF_MAX = 0.05, 2.0  # seconds; a leader election takes half a second
 LIVE_FOR = 1.0  # seconds after the last row that came while another lane had a backlog
 
 
-class Publisher:
+class Sender:
     """The rows between the table and the broker: the tail offers them, and the marker takes the settled ones.
 
     Args:
@@ -198,7 +198,7 @@ class Publisher:
     def take_settled(self) -> tuple[list[Row], list[Fault]]:
         """Return what has settled since the last call. The caller has written the earlier rows to the table.
 
-        A faulty row's key stays held until `queue.put_off`, `release_key` or `remove_followers`.
+        A faulty row's key stays under way until `queue.put_off`, `release_key` or `remove_followers`.
         """
         self.settled.clear()
         self._taken, faulty = self.confirmed, self.faulty
@@ -219,7 +219,7 @@ class Publisher:
         return rows
 
     async def wait_settled(self) -> bool:
-        """Wait for settled rows; False when the publisher has stopped and no row is in flight.
+        """Wait for settled rows; False when the sender has stopped and no row is in flight.
 
         The caller has written the rows that it took before to the table.
         """
@@ -244,7 +244,7 @@ class Publisher:
     async def abandon(self) -> None:
         """Forget every row, as the session that held their lanes is lost. Return when no row is in flight.
 
-        The publisher remembers which rows the broker confirmed. When it gets them again, it does not send them again.
+        The sender remembers which rows the broker confirmed. When it gets them again, it does not send them again.
         """
         self.stop()
         if self._prober is not None:
@@ -289,7 +289,7 @@ class Publisher:
 class Withdrawn(NamedTuple):
     """Rows that were taken out of the queue."""
 
-    heads: list[Row]  # the next rows of their keys; the keys stay held, as keys of faulty rows do
+    heads: list[Row]  # the next rows of their keys; the keys stay under way, as keys of faulty rows do
     waiting: list[Row]  # rows that waited behind another row of their key
 
 
@@ -297,12 +297,13 @@ class SendQueue:
     """The rows that were offered and are not in flight.
 
     Args:
-        max_in_flight: see `Publisher`.
+        max_in_flight: see `Sender`.
         on_ready: called when rows have become ready by a timer, by the broker's answer or by `release_key`.
         on_refused: gets rows whose address the broker refuses, and the broker's words; the rows were not sent.
     Attributes:
-        ready: the rows that may go now, in order; the publisher takes them from the left.
-        checks, backpressure: while checks are on or lines exist, the publisher takes rows by `take_checked`.
+        ready: the rows that may go now, in order; the sender takes them from the left.
+        keys: the keys of which a row is under way; the other rows of theirs wait.
+        checks, backpressure: while checks are on or lines exist, the sender takes rows by `take_checked`.
         alone: ids of rows that go out alone on a channel.
         suspects: rows that go one at a time.
         live_until: until this moment (monotonic) a backlog gets a part of the room (`LIVE_PART`).
@@ -319,12 +320,11 @@ class SendQueue:
         self._by_key = policy.one_at_a_time
         self._on_ready = on_ready
         self._on_refused = on_refused
-        # Key -> the rows that wait behind its first row. That row is under way, or (pipelined) was refused unsent.
-        self._in_flight_keys: dict[Key, list[Row] | None] = {}
         self._resends = ResendTimer(self._due)
         self._nacks: dict[int, int] = {}  # id -> times
         # Ids of rows that were refused and then put away, the oldest first. They may be repeats, so new rows pass them.
         self._nacked: dict[int, None] = {}
+        self.keys = KeysUnderWay(policy)
         self.checks = ExchangeChecks(self._checked)
         self.backpressure = Backpressure(max_in_flight, by_key=self._by_key, on_due=on_ready)
         self.alone: set[int] = set()
@@ -347,29 +347,9 @@ class SendQueue:
             rows = list(rows)
             if live := [row for row in rows if row.lane not in behind]:
                 self.live_until = monotonic() + LIVE_FOR
-                self.ready.extendleft(reversed(self._heads(live)))
+                self.ready.extendleft(reversed(self.keys.heads(live)))
             rows = [row for row in rows if row.lane in behind]
-        self.ready.extend(self._heads(rows))
-
-    def _heads(self, rows: Iterable[Row]) -> Sequence[Row]:
-        """Return the rows that may go now; each of the others waits behind the row of its key that is under way."""
-        keys = self._in_flight_keys
-        if not self._by_key and not keys:
-            return list(rows)
-        heads: list[Row] = []
-        for row in rows:
-            if (key := key_of(row))[1] is not None:
-                if key in keys:
-                    waiting = keys[key]
-                    if waiting is None:
-                        keys[key] = [row]
-                    else:
-                        waiting.append(row)
-                    continue
-                if self._by_key:
-                    keys[key] = None
-            heads.append(row)
-        return heads
+        self.ready.extend(self.keys.heads(rows))
 
     def send_alone(self, id_: int) -> None:
         """Send the row of this id alone on a channel; the caller offers the row next."""
@@ -417,13 +397,12 @@ class SendQueue:
         self._on_ready()
 
     def _keep_behind(self, behind: dict[Key, list[Row]]) -> None:
-        """Hold the rows of these keys (pipelined), as a row of each key was refused before it was sent."""
+        """Let the rows of these keys wait (pipelined), as a row of each key was refused before it was sent."""
         for row in self.ready:
             if row.key in behind:
                 behind[row.key].append(row)
         self.ready = deque(row for row in self.ready if row.key not in behind)
-        for key, rows in behind.items():
-            self._in_flight_keys[key] = [*(self._in_flight_keys.get(key) or ()), *rows]
+        self.keys.add_behind(behind)
 
     def put_first(self, rows: Sequence[Row]) -> None:
         """Send these rows before all others."""
@@ -446,14 +425,7 @@ class SendQueue:
 
     def confirm(self, rows: Iterable[Row]) -> None:
         """Make the next row of each of their keys ready."""
-        if self._by_key:
-            keys, ready = self._in_flight_keys, self.ready
-            for key in map(key_of, rows):
-                waiting = keys.pop(key, None)
-                if waiting is not None:
-                    # To the front: otherwise a long queue behind one key would finish last, one row at a time.
-                    ready.appendleft(waiting.pop(0))
-                    keys[key] = waiting or None
+        self.keys.confirm(rows, self.ready)
         if self._nacks or self._nacked:
             for row in rows:
                 self._nacks.pop(row.id, None)
@@ -468,16 +440,13 @@ class SendQueue:
 
     def release_key(self, row: Row) -> None:
         """Let the key of a faulty row go on without it."""
-        if self._by_key and (key := row.key) is not None and (waiting := self._in_flight_keys.pop(key)) is not None:
-            self.ready.append(waiting.pop(0))
-            self._in_flight_keys[key] = waiting or None
+        if (following := self.keys.release_key(row)) is not None:
+            self.ready.append(following)
         self._on_ready()
 
     def remove_followers(self, row: Row) -> list[Row]:
-        """Remove and return the rows behind a faulty row, in order; the queue holds the key no longer."""
-        key = row.key
-        waiting = self._in_flight_keys.pop(key, None) if key is not None else None
-        return self._withdrawn(waiting or [])
+        """Remove and return the rows behind a faulty row, in order; its key is not under way any more."""
+        return self._withdrawn(self.keys.remove_followers(row))
 
     def withdraw(self, matches: Callable[[Row], bool]) -> Withdrawn:
         """Remove and return the rows that match, with the rows behind them if a row that is put away holds its key."""
@@ -486,21 +455,7 @@ class SendQueue:
         if heads:
             self.ready = deque(row for row in self.ready if not matches(row))
         heads += self._resends.withdraw(matches)
-        return Withdrawn(self._withdrawn(heads), self._withdrawn(self._withdraw_waiting(matches)))
-
-    def _withdraw_waiting(self, matches: Callable[[Row], bool]) -> list[Row]:
-        found: list[Row] = []
-        for key, waiting in self._in_flight_keys.items():
-            first = next((n for n, row in enumerate(waiting or ()) if matches(row)), None)
-            if waiting is None or first is None:
-                continue
-            if self._policy.put_away_holds_key:
-                found += waiting[first:]
-                self._in_flight_keys[key] = waiting[:first] or None
-            else:
-                found += [row for row in waiting if matches(row)]
-                self._in_flight_keys[key] = [row for row in waiting if not matches(row)] or None
-        return found
+        return Withdrawn(self._withdrawn(heads), self._withdrawn(self.keys.withdraw(matches)))
 
     def _withdrawn(self, rows: list[Row]) -> list[Row]:
         ids = {row.id for row in rows}
@@ -525,7 +480,7 @@ class SendQueue:
     def clear(self) -> None:
         """Forget every row and key."""
         self.drop_unsent()
-        self._in_flight_keys.clear()
+        self.keys.clear()
         self.suspects.clear()
         self._nacks.clear()
         self._nacked.clear()
@@ -533,62 +488,3 @@ class SendQueue:
     def _due(self, rows: list[Row]) -> None:
         self.ready.extend(rows)
         self._on_ready()
-
-
-class Suspects:
-    """Rows that were in flight when the broker closed the channel because of one of them.
-
-    They go out one at a time. A row that closes the channel alone is to blame. True while there are suspects.
-    """
-
-    def __init__(self) -> None:
-        self._ids: set[int] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._ids)
-
-    def judge(self, settled: Settled) -> Settled:
-        """Return the outcome to act on: REFUSED for a suspect that was alone and closed the channel again."""
-        if not self._ids and settled.outcome is not Outcome.SUSPECT:
-            return settled
-        ids = {row.id for row in settled.rows}
-        if settled.outcome is Outcome.SUSPECT:
-            if len(settled.rows) != 1 or ids.isdisjoint(self._ids):
-                self._ids |= ids
-                return settled
-            settled = settled._replace(outcome=Outcome.REFUSED)
-        self._ids -= ids
-        return settled
-
-    def forget(self, ids: Collection[int]) -> None:
-        """Remove these ids from the suspects."""
-        self._ids.difference_update(ids)
-
-    def clear(self) -> None:
-        """Remove all suspects."""
-        self._ids.clear()
-
-
-class Unmarked:
-    """Rows that were confirmed and perhaps not marked. When they are read again, they are marked and not sent."""
-
-    def __init__(self) -> None:
-        self._message_ids: dict[int, bytes] = {}  # by id
-
-    def __bool__(self) -> bool:
-        return bool(self._message_ids)
-
-    def remember(self, rows: Iterable[Row]) -> None:
-        """Remember these rows as well; some earlier ones may not have been read again yet."""
-        self._message_ids |= {row.id: row.message_id for row in rows}
-        for id_ in list(self._message_ids)[:-REMEMBERED]:  # the oldest: marked rows are never read again
-            del self._message_ids[id_]
-
-    def part(self, rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
-        """Split the rows into those already confirmed, which are forgotten, and the rest."""
-        confirmed: list[Row] = []
-        others: list[Row] = []
-        for row in rows:
-            known = self._message_ids.pop(row.id, None) == row.message_id
-            (confirmed if known else others).append(row)
-        return confirmed, others
