@@ -11,6 +11,7 @@ from relay.cli.options import Output
 from relay.cli.printing import print_json, print_pairs, print_table, say
 from relay.errors import UsageError
 from relay.observe.printable import utc
+from relay.operate import batches
 from relay.operate.batches import BatchState, BatchStatus
 
 LIST_COLUMNS = ("application", "version", "state", "at", "pieces", "rows", "tables", "seconds", "came again")
@@ -29,11 +30,11 @@ def list_(
     output: Output = "text",
 ) -> ExitCode:
     """List the newest batches: first those that are begun and not committed."""
-    batches = options.operations().list_batches(limit=limit)
+    found = options.operations().do(batches.list_, batches.ListBatches.model_construct(limit=limit))
     if output == "json":
-        print_json(batches)
+        print_json(found)
     else:
-        print_table(LIST_COLUMNS, [_row(batch) for batch in batches], wide={"tables"})
+        print_table(LIST_COLUMNS, [_row(batch) for batch in found], wide={"tables"})
     return ExitCode.DONE
 
 
@@ -47,7 +48,7 @@ def show(
     output: Output = "text",
 ) -> ExitCode:
     """Show one batch."""
-    batch = options.operations().show_batch(app_id, version)
+    batch = options.operations().do(batches.show, _named(app_id, version))
     if output == "json":
         print_json(batch)
     else:
@@ -67,7 +68,7 @@ def give_up(
     """Let no more of a batch be written, for good; its written pieces stay, and their events are sent."""
     consent.check()
     operations = options.operations()
-    found = operations.show_batch(app_id, version)
+    found = operations.do(batches.show, _named(app_id, version))
     if consent.dry_run:
         if found.state is not BatchState.BEGUN:
             raise UsageError(f"batch {app_id!r} version {version} is {found.state.replace('_', ' ')} already")
@@ -75,10 +76,15 @@ def give_up(
         return ExitCode.DONE
     if not consent.is_given(lambda: _loss(found)):
         return ExitCode.FAILED
-    given_up = operations.give_up_batch(app_id, version, by=consent.operator, why=consent.reason)
+    asked = batches.GiveUp.model_construct(app_id=app_id, version=version, why=consent.reason)
+    given_up = operations.do(batches.give_up, asked, by=consent.operator)
     say(f"gave up batch {given_up.name}. There stay {given_up.stands}")
     say(f"(writer = '{app_id}' and batch_id = {version} in outbox.message). Write what is missing under another name")
     return ExitCode.DONE
+
+
+def _named(app_id: str, version: int) -> batches.ShowBatch:
+    return batches.ShowBatch.model_construct(app_id=app_id, version=version)
 
 
 def _loss(batch: BatchStatus) -> Loss:

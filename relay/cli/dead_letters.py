@@ -3,8 +3,7 @@
 import asyncio
 import base64
 import sys
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,20 +13,31 @@ from pydantic import TypeAdapter
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss
 from relay.cli.exit_code import ExitCode
-from relay.cli.job_runs import Careful, report_letters, shown_letters, warn_of_returns
+from relay.cli.job_runs import (
+    Careful,
+    refuse_pooler_of,
+    report_letters,
+    run_letters_job,
+    shown_letters,
+    warn_of_returns,
+)
 from relay.cli.operations import RemoteBrokerOptions, RemoteOptions
 from relay.cli.options import BrokerOptions, DryRun, FailureGroup, MessageFilters, Output, check_choice
 from relay.cli.printing import aside, counted, print_json, print_pairs, print_table, say
-from relay.jobs.job import NO_CAUTION, Caution
+from relay.jobs.job import NO_CAUTION, Caution, Kind
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable, utc
+from relay.operate.asked import MAX_ID, MOST
+from relay.operate.letters import asked as letters
+from relay.operate.letters.asked import RetryLetters
 from relay.operate.letters.audit import Entry
-from relay.operate.letters.change import queues_of
+from relay.operate.letters.change import preview_letters, queues_of
 from relay.operate.letters.document import json_of
 from relay.operate.letters.export import export, written_whole
-from relay.operate.letters.letter import Letter, Selection
-from relay.operate.sent.moment import parse_interval
-from relay.operations.operations import Operations
+from relay.operate.letters.job import done_by_console
+from relay.operate.letters.letter import Letter
+from relay.operate.letters.read import look_through, seen_of
+from relay.operate.session import session
 
 MOST_LISTED = 100  # unless --limit says otherwise
 PREVIEW = 1000  # bytes of a body that is not JSON
@@ -63,41 +73,13 @@ class Filters(MessageFilters):
     until: Annotated[str | None, Parameter(help="Failed before.")] = None
     limit: Annotated[int | None, Parameter(help="The first so many.", validator=validators.Number(gte=1))] = None
 
-    def selection(self, *message_ids: str) -> Selection:
-        """Return the letters with these ids, or all, that the filters select."""
-        since, until = parse_interval(self.since, self.until, datetime.now(UTC))
-        return Selection(
-            message_ids=frozenset(message_ids),
-            aggregate_type=self.aggregate_type,
-            aggregate_id=self.aggregate_id,
-            type=self.event_type,
-            reason=self.reason,
-            exception=self.exception,
-            consumer=self.consumer,
-            since=since,
-            until=until,
-            group=self.group,
-            limit=self.limit,
-        )
-
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkFilters(Filters):
     """Which letters, for a command that changes them."""
 
-    all_: Annotated[bool, Parameter(name="--all", help="Every letter; needed when there is no filter.")] = False
-
-    def bulk_selection(self, *message_ids: str) -> Selection:
-        """Return the letters to change.
-
-        Raises:
-            UsageError: no letter was chosen, and --all was not given; or both were.
-        """
-        selection = self.selection(*message_ids)
-        choices = "message ids, a filter such as --group or --event-type, or --all for every letter"
-        check_choice(is_filtered=not selection.is_everything, is_all=self.all_, choices=choices)
-        return selection
+    all: Annotated[bool, Parameter(help="Every letter; needed when there is no filter.")] = False
 
 
 @app.command(name="list")
@@ -110,21 +92,17 @@ def list_(
     output: Output = "text",
 ) -> ExitCode:
     """List dead letters, the first 100 unless --limit says otherwise; they stay where they are."""
-    _, dead = queues_of(queue)
-    selection = filters.selection(*message_ids)
-    if selection.limit is None:
-        selection = replace(selection, limit=MOST_LISTED)
+    asked = _listed(queue, message_ids, filters, limit=MOST_LISTED)
     keep_libraries_quiet()
-    found = options.operations().list_letters(dead, selection)
-    letters, read = found.letters, found.read
+    found = options.operations().do(letters.look, asked)
     if output == "json":
-        print_json({"queue": dead, "messages": read.letters, "letters": letters})
+        print_json({"queue": found.queue, "messages": found.messages, "letters": found.letters})
     else:
         # On a terminal the exception needs the room; `show` prints the rest.
-        print_table(LIST_COLUMNS, [_row(letter) for letter in letters], wide={"first failure", "consumer"})
-    if read.matched == selection.limit and read.letters > read.matched:
-        aside(f"the first {read.matched} that match, of a queue with {read.letters}: --limit lists more")
-    warn_of_returns(read.warning)
+        print_table(LIST_COLUMNS, [_row(letter) for letter in found.letters], wide={"first failure", "consumer"})
+    if found.matched == asked.limit and found.messages > found.matched:
+        aside(f"the first {found.matched} that match, of a queue with {found.messages}: --limit lists more")
+    warn_of_returns(found.warning)
     return ExitCode.DONE
 
 
@@ -138,9 +116,9 @@ def show(
     output: Output = "text",
 ) -> ExitCode:
     """Show one dead letter with its headers and its body."""
-    _, dead = queues_of(queue)
     keep_libraries_quiet()
-    told = options.operations().show_letter(dead, message_id)
+    asked = letters.RevealLetter.model_construct(queue=queue, message_id=message_id)
+    told = options.operations().do(letters.reveal, asked)
     if output == "json":
         print_json(told)
         return ExitCode.DONE
@@ -163,14 +141,14 @@ def retry_(
 ) -> ExitCode:
     """Send letters back into the queue that they came from, where they are tried again with all attempts."""
     consumed, dead = queues_of(queue)
-    selection, caution = filters.bulk_selection(*message_ids), careful.caution()
+    asked = _changed(queue, message_ids, filters, audit=audit, caution=careful.caution())
     if not dry_run:
         audit.check_reason()
-    entry = Entry("retry", dead, consumed, audit.operator, audit.reason)
+    entry = Entry(Kind.RETRY, dead, consumed, audit.operator, audit.reason)
     keep_libraries_quiet()
     if dry_run:
-        return _preview(options.operations(), entry, selection, output)
-    return _change(options, entry, selection, caution=caution, output=output)
+        return _preview(options, entry, asked, output)
+    return _change(options, entry, asked, output=output)
 
 
 @app.command(name="discard")
@@ -185,16 +163,15 @@ def discard_(
 ) -> ExitCode:
     """Throw letters away for good: `relay dead-letters export` saves them first."""
     _, dead = queues_of(queue)
-    selection = filters.bulk_selection(*message_ids)
+    asked = _changed(queue, message_ids, filters, audit=consent, caution=NO_CAUTION)
     consent.check()
     keep_libraries_quiet()
-    operations = options.operations()
-    entry = Entry("discard", dead, None, consent.operator, consent.reason)
+    entry = Entry(Kind.DISCARD, dead, None, consent.operator, consent.reason)
     if consent.dry_run:
-        return _preview(operations, entry, selection, output)
-    if not consent.is_given(lambda: _loss(operations, entry, selection)):
+        return _preview(options, entry, asked, output)
+    if not consent.is_given(lambda: _loss(options, dead, asked)):
         return ExitCode.FAILED
-    return _change(options, entry, selection, caution=NO_CAUTION, output=output)
+    return _change(options, entry, asked, output=output)
 
 
 @app.command(name="export")
@@ -209,7 +186,7 @@ def export_(
 ) -> ExitCode:
     """Save letters as JSON Lines; they stay where they are."""
     _, dead = queues_of(queue)
-    selection = filters.selection(*message_ids)
+    selection = _listed(queue, message_ids, filters, limit=MAX_ID).selection(filters.limit)
     keep_libraries_quiet()
     broker = options.load().settings.broker
     if str(file) == "-":
@@ -224,23 +201,73 @@ def export_(
     return ExitCode.DONE
 
 
-def _loss(operations: Operations, entry: Entry, selection: Selection) -> Loss:
-    seen = operations.look_at_letters(entry.queue, selection, first=EXCERPT)
-    warn_of_returns(seen.read.warning)
+def _listed(queue: str, message_ids: tuple[str, ...], filters: Filters, *, limit: int) -> letters.ListLetters:
+    """Return which letters to list: at most so many, unless --limit says otherwise."""
+    given = asdict(filters) | {"limit": filters.limit or limit}
+    return letters.ListLetters.model_construct(queue=queue, message_ids=message_ids, **given)
+
+
+def _changed(
+    queue: str, message_ids: tuple[str, ...], filters: BulkFilters, *, audit: Audit, caution: Caution
+) -> RetryLetters:
+    """Return which letters to change, and how.
+
+    Raises:
+        UsageError: no letter was chosen, and --all was not given; or both were.
+    """
+    asked = RetryLetters.model_construct(
+        queue=queue, message_ids=message_ids, why=audit.reason, **asdict(filters), **asdict(caution)
+    )
+    choices = "message ids, a filter such as --group or --event-type, or --all for every letter"
+    check_choice(is_filtered=not asked.selection(None).is_everything, is_all=asked.all, choices=choices)
+    return asked
+
+
+def _looked_for(asked: RetryLetters) -> letters.ListLetters:
+    """Return the letters that would change, as many as a console looks at."""
+    chosen = {name: getattr(asked, name) for name in letters.LetterFilter.model_fields}
+    return letters.ListLetters.model_construct(**chosen, limit=asked.limit or MOST)
+
+
+def _loss(options: RemoteOptions, dead: str, asked: RetryLetters) -> Loss:
+    if options.server:
+        found = options.operations().do(letters.look, _looked_for(asked))
+        seen = seen_of(found.letters, matched=found.matched, warning=found.warning, first=EXCERPT)
+    else:
+        seen = asyncio.run(
+            look_through(options.load().settings.broker, dead, asked.selection(asked.limit), first=EXCERPT)
+        )
+    warn_of_returns(seen.warning)
     excerpt = [(each.message_id, each.type, each.key, each.reason) for each in seen.first]
-    return Loss(f"throw away {counted(seen.read.matched, 'letter')} of {entry.queue} for good", seen.oldest, excerpt)
+    return Loss(f"throw away {counted(seen.matched, 'letter')} of {dead} for good", seen.oldest, excerpt)
 
 
-def _preview(operations: Operations, entry: Entry, selection: Selection, output: Output) -> ExitCode:
-    return report_letters(operations.preview_letters(entry, selection), entry, output, is_preview=True)
+def _preview(options: RemoteOptions, entry: Entry, asked: RetryLetters, output: Output) -> ExitCode:
+    if options.server:
+        done = options.operations().do(letters.preview, _looked_for(asked))
+    else:  # which also finds letters whose queue is not there
+        broker = options.load().settings.broker
+        done = asyncio.run(preview_letters(broker, entry, asked.selection(asked.limit)))
+    return report_letters(done, entry, output, is_preview=True)
 
 
-def _change(
-    options: RemoteOptions, entry: Entry, selection: Selection, *, caution: Caution, output: Output
-) -> ExitCode:
-    with shown_letters(options.log_settings(), entry) as show:
-        done = options.operations().change_letters(entry, selection, caution=caution, show=show)
-    return report_letters(done, entry, output)
+def _change(options: RemoteOptions, entry: Entry, asked: RetryLetters, *, output: Output) -> ExitCode:
+    operation = letters.CHANGES[Kind(entry.command)]
+    if options.server:
+        with shown_letters(options.log_settings(), entry) as show:
+            _, job = options.operations().finish(
+                operation,
+                asked,
+                by=entry.done_by,
+                show=lambda job: show(job.selected or job.done, job.done, job.failed),
+            )
+            done = done_by_console(job)
+        return report_letters(done, entry, output)
+    settings = options.load().settings
+    refuse_pooler_of(settings)
+    job = options.operations().do(operation, asked, by=entry.done_by)
+    with session(settings.database) as connection:
+        return run_letters_job(settings, connection, job, output)
 
 
 def _print_letter(told: dict[str, Any]) -> None:

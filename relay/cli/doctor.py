@@ -14,7 +14,8 @@ from relay.cli.options import Output
 from relay.cli.printing import print_json, print_lines, say
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable
-from relay.operate.doctor.finding import Finding, Verdict, summary, worst
+from relay.operate.asked import Nothing
+from relay.operate.doctor.finding import Finding, Verdict, summary
 
 MARKS = {
     Verdict.OK: ("ok", "green"),
@@ -30,8 +31,10 @@ def doctor(*, options: RemoteOptions = RemoteOptions(), output: Output = "text")
     Exits with 0 when nothing failed, warnings or not, else with 1. Changes nothing.
     """
     keep_libraries_quiet()
-    findings = options.operations().doctor()
-    verdict = worst(findings)
+    from relay.operate.doctor import run  # noqa: PLC0415  (few commands need the broker's library)
+
+    found = options.operations().do(run.doctor, Nothing())
+    verdict, findings = found.verdict, found.findings
     if output == "json":
         print_json({"verdict": verdict, "findings": findings})
     elif sys.stdout.isatty():

@@ -14,6 +14,8 @@ from relay.config.settings import Settings
 from relay.errors import UsageError
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
+from relay.operate import failures
+from relay.operate.asked import MAX_ID
 from relay.operate.failures import Group, Where, by_weight, list_held_groups, read_group
 from relay.operate.session import in_words, limit_statements
 from relay.servers.postgres.bounded_values import bound_values
@@ -90,7 +92,7 @@ def _read(
     inbox: InboxOptions | None,
     *,
     group: str | None = None,
-    limit: int | None = None,
+    limit: int = MAX_ID,
 ) -> tuple[list[Group], int]:
     """Return the largest groups and how many there are; with an inbox also those of its held messages."""
     keep_libraries_quiet()
@@ -98,7 +100,13 @@ def _read(
     if is_elsewhere and options.server:
         raise UsageError("--inbox and --inbox-schema are not for --server: a console knows its own database alone")
     with_held = inbox is not None and not is_elsewhere
-    found = options.operations().list_failures(queues, with_held=with_held, group=group, limit=limit)
+    operations = options.operations()
+    if queues:
+        asked = failures.LookForFailures.model_construct(queue=tuple(queues), held=with_held, group=group, limit=limit)
+        found = operations.do(failures.look, asked)
+    else:
+        listed = failures.ListFailures.model_construct(held=with_held, group=group, limit=limit)
+        found = operations.do(failures.list_, listed)
     for warning in found.warnings:
         warn_of_returns(warning)
     elsewhere = _held(inbox, options.load().settings) if inbox and is_elsewhere else []

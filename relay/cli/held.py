@@ -10,6 +10,7 @@ from relay.cli.operations import RemoteDatabaseOptions
 from relay.cli.options import DatabaseOptions, FailureGroup, InboxOptions, Output, check_choice
 from relay.cli.printing import counted, print_json, print_table, say
 from relay.observe.printable import utc
+from relay.operate import held
 from relay.operate.held import HeldMessage, list_held
 from relay.operate.session import in_words, limit_statements
 from relay.servers.postgres.bounded_values import bound_values
@@ -55,11 +56,12 @@ def retry(
     """Let consumers try what failed now, in place of waiting for the next try; what waits behind it follows."""
     check_choice(is_filtered=group is not None, is_all=all_, choices="--group, or --all for every held message")
     audit.check_reason()
-    messages = options.operations().retry_held(group, by=audit.operator, why=audit.reason)
+    asked = held.RetryHeld.model_construct(group=group, all=all_, why=audit.reason)
+    retried = options.operations().do(held.retry, asked, by=audit.operator)
     if output == "json":
-        print_json({"messages": messages})
+        print_json(dict(retried))
     else:
-        say(f"{counted(messages, 'message')} will be tried within seconds")
+        say(f"{counted(retried.messages, 'message')} will be tried within seconds")
     return ExitCode.DONE
 
 

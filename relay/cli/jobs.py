@@ -23,6 +23,7 @@ from relay.errors import UsageError
 from relay.jobs.job import Job, Kind, Source, cancellable, resume_job
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
+from relay.operate import jobs
 from relay.operate.parked.change import run_rows
 from relay.operate.session import session
 
@@ -45,11 +46,11 @@ def list_(
     output: Output = "text",
 ) -> ExitCode:
     """List jobs, the newest first."""
-    jobs = options.operations().list_jobs(limit=limit, kind=kind)
+    found = options.operations().do(jobs.list_, jobs.ListJobs.model_construct(kind=kind, limit=limit)).rows
     if output == "json":
-        print_json(jobs)
+        print_json(found)
     else:
-        print_table(LIST_COLUMNS, [_list_row(job) for job in jobs], wide={"why"})
+        print_table(LIST_COLUMNS, [_list_row(job) for job in found], wide={"why"})
     return ExitCode.DONE
 
 
@@ -63,7 +64,7 @@ def show(
     output: Output = "text",
 ) -> ExitCode:
     """Show one job, and the rows that failed in it."""
-    shown = options.operations().show_job(job, limit=limit)
+    shown = options.operations().do(jobs.show, jobs.ShowJob.model_construct(job=job, limit=limit))
     found, failures = shown.job, shown.failures
     if output == "json":
         print_json({"job": found, "failures": failures})
@@ -111,7 +112,8 @@ def _have_resumed(options: RemoteOptions, job: int, audit: Audit, output: Output
     """Have a console go on with a job that was ordered of it."""
     started = time.monotonic()
     with shown_rows(options.log_settings(), f"job {job}") as show:
-        found = options.console().resume_job(job, why=audit.reason or None, show=show)
+        asked = jobs.TurnJob.model_construct(job=job, why=audit.reason)
+        _, found = options.operations().finish(jobs.resume, asked, by=audit.operator, show=show)
     return report_job(found, output, seconds=time.monotonic() - started)
 
 
@@ -120,7 +122,8 @@ def pause(
     job: JobId, /, *, options: RemoteDatabaseOptions = RemoteDatabaseOptions(), audit: Audit = Audit()
 ) -> ExitCode:
     """Pause a job; a process that runs it stops within a second, or when its list is made."""
-    found = options.operations().pause_job(job, by=audit.operator, why=audit.reason or None)
+    asked = jobs.TurnJob.model_construct(job=job, why=audit.reason)
+    found = options.operations().do(jobs.pause, asked, by=audit.operator)
     say(f"paused {found.words} after {found.done} of {_selected(found)} rows")
     return ExitCode.DONE
 
@@ -136,13 +139,14 @@ def cancel(
     """End a job for good; a process that runs it stops within a second, or when its list is made."""
     consent.check()
     operations = options.operations()
-    found = cancellable(operations.show_job(job, limit=1).job)
+    found = cancellable(operations.do(jobs.show, jobs.ShowJob.model_construct(job=job, limit=1)).job)
     if consent.dry_run:
         show_loss(_loss(found))
         return ExitCode.DONE
     if not consent.is_given(lambda: _loss(found)):
         return ExitCode.FAILED
-    ended = operations.cancel_job(job, by=consent.operator, why=consent.reason)
+    asked = jobs.CancelJob.model_construct(job=job, why=consent.reason)
+    ended = operations.do(jobs.cancel, asked, by=consent.operator)
     say(f"cancelled {ended.words}, of which {ended.done} rows are done")
     return ExitCode.DONE
 

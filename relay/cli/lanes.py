@@ -10,7 +10,9 @@ from relay.cli.operations import RemoteDatabaseOptions
 from relay.cli.options import Output
 from relay.cli.printing import print_json, print_table, say
 from relay.observe.printable import utc
-from relay.operate.pauses import LaneStatus
+from relay.operate import lanes
+from relay.operate.asked import Nothing
+from relay.operate.lanes import LaneStatus
 
 LIST_COLUMNS = ("lane", "relay", "paused at", "paused by", "why")
 
@@ -22,11 +24,11 @@ Lane = Annotated[int, Parameter(help="Its number, from 0 to 15.")]
 @app.command(name="list")
 def list_(*, options: RemoteDatabaseOptions = RemoteDatabaseOptions(), output: Output = "text") -> ExitCode:
     """List the lanes, by number."""
-    lanes = options.operations().list_lanes()
+    found = options.operations().do(lanes.list_, Nothing())
     if output == "json":
-        print_json(lanes)
+        print_json(found)
     else:
-        print_table(LIST_COLUMNS, [_row(lane) for lane in lanes])
+        print_table(LIST_COLUMNS, [_row(lane) for lane in found])
     return ExitCode.DONE
 
 
@@ -41,7 +43,8 @@ def pause(
 ) -> ExitCode:
     """Let no relay carry a lane: its rows stay pending, in order; what is in flight is still sent."""
     audit.check_reason()
-    paused = options.operations().pause_lane(lane, by=audit.operator, why=audit.reason)
+    asked = lanes.PauseLane.model_construct(lane=lane, why=audit.reason)
+    paused = options.operations().do(lanes.pause, asked, by=audit.operator)
     return _report(paused, f"paused lane {lane}", output)
 
 
@@ -55,7 +58,8 @@ def resume(
     output: Output = "text",
 ) -> ExitCode:
     """Let the relays carry a paused lane again."""
-    resumed = options.operations().resume_lane(lane, by=audit.operator, why=audit.reason or None)
+    asked = lanes.ResumeLane.model_construct(lane=lane, why=audit.reason)
+    resumed = options.operations().do(lanes.resume, asked, by=audit.operator)
     return _report(resumed, f"resumed lane {lane}", output)
 
 

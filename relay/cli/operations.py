@@ -1,9 +1,8 @@
 """Where a command does what it does: on the servers of the settings, or by a console that --server names."""
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from cyclopts import Parameter
 
@@ -13,13 +12,32 @@ from relay.config.settings import LogSettings
 from relay.errors import UsageError, importing
 
 if TYPE_CHECKING:
-    from relay.operations.operations import Operations
-    from relay.operations.remote import RemoteOperations
+    from relay.jobs.job import Job
+    from relay.operate.operation import Asked, Given, Operation
 
 Server = Annotated[
     str | None,
     Parameter(help=f"URL of a console that does it; its token is in {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}."),
 ]
+
+
+class Operations(Protocol):
+    """Does operations: on the servers of the settings (local.py), or by a console (remote.py).
+
+    Both raise the errors of `relay.errors`, with the same words.
+    """
+
+    def do(self, operation: "Operation[Asked, Given]", asked: "Asked", *, by: str = "") -> "Given":
+        """Return what the operation gives. A console knows by the token who asks: `by` is not sent."""
+
+    def finish(
+        self, operation: "Operation[Asked, Given]", asked: "Asked", *, by: str, show: "Callable[[Job], None]"
+    ) -> "tuple[Given, Job]":
+        """Return what the operation has ordered, and its job when that has ended, or is paused.
+
+        Args:
+            show: called with the job as it goes on.
+        """
 
 
 @Parameter(name="*")
@@ -29,7 +47,7 @@ class RemoteDatabaseOptions(DatabaseOptions):
 
     server: Server = None
 
-    def operations(self) -> "Operations":
+    def operations(self) -> Operations:
         return _operations(self, self.server)
 
     def log_settings(self) -> LogSettings:
@@ -43,12 +61,8 @@ class RemoteOptions(Options):
 
     server: Server = None
 
-    def operations(self) -> "Operations":
+    def operations(self) -> Operations:
         return _operations(self, self.server)
-
-    def console(self) -> "RemoteOperations":
-        """Return the operations of the console that --server names."""
-        return _remote(self, self.server or "")
 
     def log_settings(self) -> LogSettings:
         return _log_settings(self, self.server)
@@ -61,49 +75,33 @@ class RemoteBrokerOptions(BrokerOptions):
 
     server: Server = None
 
-    def operations(self) -> "Operations":
+    def operations(self) -> Operations:
         return _operations(self, self.server)
 
 
-def _operations(options: DatabaseOptions | BrokerOptions, server: str | None) -> "Operations":
+def _operations(options: DatabaseOptions | BrokerOptions, server: str | None) -> Operations:
     """Return the operations of the console, else those on the servers of the settings.
 
     Raises:
-        UsageError: there is no token, or both a console and a server of the settings are named.
+        UsageError: there is no token, or the URL is one that must not get it; or both a console and a server of the
+            settings are named.
     """
     if server is None:
-        from relay.operations.local import LocalOperations  # noqa: PLC0415  (a console may do it)
+        from relay.cli.local import LocalOperations  # noqa: PLC0415  (a console may do it)
 
-        loaded = options.load()
-        return LocalOperations(loaded.settings, loaded.file)
-    return _remote(options, server)
-
-
-def _remote(options: DatabaseOptions | BrokerOptions, server: str) -> "RemoteOperations":
+        return LocalOperations(options.load())
     if options != type(options)(server=server):  # type: ignore[call-arg]
         raise UsageError("--server takes no other flag that says where the servers are: the console knows them")
     with importing("console"):
-        from relay.operations.remote import RemoteOperations  # noqa: PLC0415
+        from relay.cli.remote import RemoteOperations  # noqa: PLC0415
+        from relay.cli.server import check_server, read_token  # noqa: PLC0415
 
-    return RemoteOperations(server, _token())
+    check_server(server)
+    return RemoteOperations(server, read_token())
 
 
 def _log_settings(options: DatabaseOptions, server: str | None) -> LogSettings:
     return options.load().settings.log if server is None else LogSettings()
-
-
-def _token() -> str:
-    if token := os.environ.get(TOKEN_VARIABLE, "").strip():
-        return token
-    if file := os.environ.get(TOKEN_FILE_VARIABLE):
-        try:
-            return Path(file).read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{TOKEN_FILE_VARIABLE} = {file} cannot be read: {error}") from error
-    raise UsageError(
-        f"--server needs a token, in {TOKEN_VARIABLE} or a file that {TOKEN_FILE_VARIABLE} names:"
-        " `relay console token add` makes one"
-    )
 
 
 def in_place(arguments: list[str]) -> list[str]:

@@ -2,10 +2,8 @@
 
 import base64
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
-from uuid import UUID
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter, validators
 
@@ -19,19 +17,22 @@ from relay.cli.job_runs import (
     how_it_ended,
     shown_rows,
 )
-from relay.cli.operations import RemoteDatabaseOptions
+from relay.cli.operations import Operations, RemoteDatabaseOptions
 from relay.cli.options import DryRun, FailureGroup, MessageFilters, Output, check_choice
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
 from relay.jobs.job import Caution, Kind
 from relay.observe.printable import utc
 from relay.operate.messages.whereabouts import row_ids
+from relay.operate.parked import asked as parked
+from relay.operate.parked.asked import RetryParked
 from relay.operate.parked.change import Done
-from relay.operate.parked.read import ARCHIVED, PARKED, Parked, ParkedMessage, Selection
-from relay.operations.operations import Operations
+from relay.operate.parked.read import Parked, ParkedMessage
 
 LIST_COLUMNS = (
     "id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "written as", "reason",
 )  # fmt: skip
+
+LISTED = 100  # rows, unless --limit says otherwise
 
 app = App(name="parked", help="See, retry, archive or discard what could not be delivered.")
 
@@ -47,38 +48,13 @@ class Filters(MessageFilters):
         int | None, Parameter(help="Only the first so many, by id.", validator=validators.Number(gte=1))
     ] = None
 
-    def selection(self, named: Sequence[str]) -> Selection:
-        """Return the rows with these ids or message ids, or all, that the filters select."""
-        ids = row_ids(named)
-        return Selection(
-            ids=[each for each in ids if isinstance(each, int)] or None,
-            message_ids=[each for each in ids if isinstance(each, UUID)] or None,
-            aggregate_type=self.aggregate_type,
-            aggregate_id=self.aggregate_id,
-            event_type=self.event_type,
-            reason=self.reason,
-            group=self.group,
-            limit=self.limit,
-        )
-
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkFilters(Filters):
     """Which rows, for a command that changes them."""
 
-    all_: Annotated[bool, Parameter(name="--all", help="Every parked row; needed when there is no filter.")] = False
-
-    def bulk_selection(self, named: Sequence[str]) -> Selection:
-        """Return the rows to change.
-
-        Raises:
-            UsageError: no row was chosen, and --all was not given; or both were.
-        """
-        selection = self.selection(named)
-        choices = "ids, a filter such as --group or --event-type, or --all for every parked row"
-        check_choice(is_filtered=not selection.is_everything, is_all=self.all_, choices=choices)
-        return selection
+    all: Annotated[bool, Parameter(help="Every parked row; needed when there is no filter.")] = False
 
 
 Ids = Annotated[str, Parameter(name="ID", help="Ids or message ids; all that the filters select unless given.")]
@@ -94,10 +70,10 @@ def list_(
     output: Output = "text",
 ) -> ExitCode:
     """List parked rows, at most 100 unless --limit says otherwise."""
-    selection = filters.selection(ids)
-    if selection.limit is None:
-        selection = selection.at_most(100)
-    found = options.operations().list_parked(selection, with_held=held, state=ARCHIVED if archived else PARKED)
+    asked = parked.ListParked.model_construct(
+        ids=ids, held=held, archived=archived, **{**asdict(filters), "limit": filters.limit or LISTED}
+    )
+    found = options.operations().do(parked.list_, asked)
     rows, total = found.rows, found.total
     if output == "json":
         print_json({"total": total, "rows": rows})
@@ -119,8 +95,8 @@ def show(
     output: Output = "text",
 ) -> ExitCode:
     """Show one parked, archived or discarded row with its payload."""
-    (named,) = row_ids([row])
-    message = options.operations().show_parked(named, is_full=full)
+    row_ids([row])
+    message = options.operations().do(parked.reveal, parked.RevealParked.model_construct(row=row, full=full))
     if output == "json":
         print_json(message)
     else:
@@ -139,10 +115,10 @@ def retry_(
     output: Output = "text",
 ) -> ExitCode:
     """Send rows again, with all their attempts; rows held behind them follow in order."""
-    selection, caution = filters.bulk_selection(ids), careful.caution()
+    asked = _asked(ids, filters, audit, careful.caution())
     if dry_run:
-        return _foresee(options.operations(), Kind.RETRY, selection, output)
-    return _change(options, Kind.RETRY, selection, audit, caution=caution, output=output)
+        return _foresee(options.operations(), Kind.RETRY, asked, output)
+    return _change(options, Kind.RETRY, asked, audit, output=output)
 
 
 @app.command(name="discard")
@@ -155,15 +131,15 @@ def discard_(
     output: Output = "text",
 ) -> ExitCode:
     """Discard rows: they are kept and never sent; rows held behind them go out."""
-    selection = filters.bulk_selection(ids)
+    asked = _asked(ids, filters, consent, Caution(rate=rate))
     consent.check()
     operations = options.operations()
     if consent.dry_run:
-        show_excerpt(_loss(operations, selection))
-        return _foresee(operations, Kind.DISCARD, selection, output)
-    if not consent.is_given(lambda: _loss(operations, selection)):
+        show_excerpt(_loss(operations, asked))
+        return _foresee(operations, Kind.DISCARD, asked, output)
+    if not consent.is_given(lambda: _loss(operations, asked)):
         return ExitCode.FAILED
-    return _change(options, Kind.DISCARD, selection, consent, caution=Caution(rate=rate), output=output)
+    return _change(options, Kind.DISCARD, asked, consent, output=output)
 
 
 @app.command
@@ -177,9 +153,8 @@ def archive(
     output: Output = "text",
 ) -> ExitCode:
     """Set rows aside: they are kept, and `relay parked restore` parks them again; rows held behind them go out."""
-    return _set_aside(
-        options, Kind.ARCHIVE, filters.bulk_selection(ids), audit, rate=rate, dry_run=dry_run, output=output
-    )
+    asked = _asked(ids, filters, audit, Caution(rate=rate))
+    return _set_aside(options, Kind.ARCHIVE, asked, audit, dry_run=dry_run, output=output)
 
 
 @app.command
@@ -193,30 +168,39 @@ def restore(
     output: Output = "text",
 ) -> ExitCode:
     """Park archived rows again, each with its reason."""
-    return _set_aside(
-        options, Kind.RESTORE, filters.bulk_selection(ids), audit, rate=rate, dry_run=dry_run, output=output
-    )
+    asked = _asked(ids, filters, audit, Caution(rate=rate))
+    return _set_aside(options, Kind.RESTORE, asked, audit, dry_run=dry_run, output=output)
+
+
+def _asked(ids: tuple[str, ...], filters: BulkFilters, audit: Audit, caution: Caution) -> RetryParked:
+    """Return which rows to change, and how.
+
+    Raises:
+        UsageError: no row was chosen, and --all was not given; or both were.
+    """
+    asked = RetryParked.model_construct(ids=ids, why=audit.reason, **asdict(filters), **asdict(caution))
+    choices = "ids, a filter such as --group or --event-type, or --all for every parked row"
+    check_choice(is_filtered=not asked.selection(None).is_everything, is_all=asked.all, choices=choices)
+    return asked
 
 
 def _set_aside(
     options: RemoteDatabaseOptions,
-    kind: Kind,
-    selection: Selection,
+    kind: parked.RowsKind,
+    asked: RetryParked,
     audit: Audit,
     *,
-    rate: float | None,
     dry_run: bool,
     output: Output,
 ) -> ExitCode:
-    if not dry_run:
-        audit.check_reason()
     if dry_run:
-        return _foresee(options.operations(), kind, selection, output)
-    return _change(options, kind, selection, audit, caution=Caution(rate=rate), output=output)
+        return _foresee(options.operations(), kind, asked, output)
+    audit.check_reason()
+    return _change(options, kind, asked, audit, output=output)
 
 
-def _foresee(operations: Operations, kind: Kind, selection: Selection, output: Output) -> ExitCode:
-    done = operations.preview_parked(kind, selection)
+def _foresee(operations: Operations, kind: parked.RowsKind, asked: RetryParked, output: Output) -> ExitCode:
+    done = operations.do(parked.preview, _foreseen_of(kind, asked))
     if output == "json":
         print_json(done)
     else:
@@ -225,14 +209,11 @@ def _foresee(operations: Operations, kind: Kind, selection: Selection, output: O
 
 
 def _change(
-    options: RemoteDatabaseOptions, kind: Kind, selection: Selection, audit: Audit, *, caution: Caution, output: Output
+    options: RemoteDatabaseOptions, kind: parked.RowsKind, asked: RetryParked, audit: Audit, *, output: Output
 ) -> ExitCode:
-    operations = options.operations()
     with shown_rows(options.log_settings(), f"{kind} rows") as show:
-        done = operations.change_parked(
-            kind, selection, by=audit.operator, why=audit.reason or None, caution=caution, show=show
-        )
-    job = operations.show_job(done.job or 0, limit=1).job
+        ordered, job = options.operations().finish(parked.CHANGES[kind], asked, by=audit.operator, show=show)
+    done = Done(job.done, job.released, ordered.not_found, job.id, job.state)
     if output == "json":
         print_json(done)
     else:
@@ -240,9 +221,18 @@ def _change(
     return max(_complain(done), how_it_ended(job))
 
 
-def _loss(operations: Operations, selection: Selection) -> Loss:
-    foreseen = operations.preview_parked(Kind.DISCARD, selection)
-    rows = operations.list_parked(selection.at_most(EXCERPT), with_held=False, state=PARKED).rows
+def _foreseen_of(kind: parked.RowsKind, asked: RetryParked) -> parked.PreviewParked:
+    return parked.PreviewParked.model_construct(kind=kind, limit=asked.limit, **_filter(asked))
+
+
+def _filter(asked: RetryParked) -> dict[str, Any]:
+    """Return which rows are meant, for a request that lists or counts them."""
+    return {name: getattr(asked, name) for name in parked.ParkedFilter.model_fields}
+
+
+def _loss(operations: Operations, asked: RetryParked) -> Loss:
+    foreseen = operations.do(parked.preview, _foreseen_of(Kind.DISCARD, asked))
+    rows = operations.do(parked.list_, parked.ListParked.model_construct(**_filter(asked), limit=EXCERPT)).rows
     return Loss(
         _foreseen(Kind.DISCARD, foreseen),
         rows[0].created_at if rows else None,

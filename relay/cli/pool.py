@@ -15,7 +15,8 @@ from relay.cli.printing import Row, print_json, print_lines, table
 from relay.consume.pool.candidate import Candidate
 from relay.observe import log
 from relay.observe.printable import printable, utc
-from relay.operate.pool import MemberStatus, PartitionStatus, PoolsStatus, PoolStatus
+from relay.operate.pool import MemberStatus, PartitionStatus, PoolsStatus, PoolStatus, ShowPools
+from relay.operate.pool import pools as show_pools
 from relay.operate.session import session
 from relay.runtime.stopping import stopped_by_signals
 
@@ -47,7 +48,7 @@ def status(
     output: Output = "text",
 ) -> ExitCode:
     """Show the members of each pool, and the holder, the epoch and the lag of each partition."""
-    seen = options.operations().pools(pools or ())
+    seen = options.operations().do(show_pools, ShowPools.model_construct(pool=tuple(pools or ())))
     console = Console()
     if output == "json":
         print_json(seen)

@@ -10,15 +10,15 @@ from cyclopts import App, Parameter, validators
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode, exit_code
 from relay.cli.job_runs import how_it_ended, shown_rows
-from relay.cli.operations import RemoteDatabaseOptions
+from relay.cli.operations import Operations, RemoteDatabaseOptions
 from relay.cli.options import DryRun, FailureGroup, Output, check_address
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
 from relay.errors import UsageError
 from relay.observe.printable import utc
-from relay.operate.messages.whereabouts import RowId, row_ids
+from relay.operate.messages.whereabouts import row_ids
 from relay.operate.parked.change import Done
+from relay.operate.routes import asked as quarantine
 from relay.operate.routes.quarantine import Changed, RouteStatus, WaitingRow
-from relay.operations.operations import Operations
 
 LIST_COLUMNS = (
     "route", "exchange", "routing key", "rows", "behind", "since", "probes", "next probe by", "reason", "paused by",
@@ -59,7 +59,7 @@ class Target:
 @app.command(name="list")
 def list_(*, options: RemoteDatabaseOptions = RemoteDatabaseOptions(), output: Output = "text") -> ExitCode:
     """List the routes in quarantine, the oldest first."""
-    routes = options.operations().list_routes(group=None)
+    routes = options.operations().do(quarantine.list_, quarantine.ListRoutes())
     if output == "json":
         print_json(routes)
     else:
@@ -77,8 +77,8 @@ def show(
     output: Output = "text",
 ) -> ExitCode:
     """Show a route and the first rows that wait for it."""
-    (named,) = row_ids([id_])
-    found = options.operations().show_route(named, limit=limit)
+    row_ids([id_])
+    found = options.operations().do(quarantine.show, quarantine.ShowRoute.model_construct(name=id_, limit=limit))
     route, rows = found.route, found.rows
     if output == "json":
         print_json({"route": route, "rows": rows})
@@ -109,24 +109,20 @@ def reroute_(
     target.check()
     if not dry_run:
         audit.check_reason()
-    rows = row_ids(ids)
+    row_ids(ids)
     operations = options.operations()
     codes = []
     for each in _routes(operations, route, group):
-        foreseen = operations.preview_route(each, rows, limit=1)
+        foreseen = operations.do(quarantine.preview, _rows_of(each, ids, limit=1))
         exchange, key = foreseen.route.rerouted(target.to_exchange, target.routing_key)
         verb = f"to exchange {exchange!r}, routing key {key!r}"
         if dry_run:
             say(f"would reroute {counted(foreseen.rows, 'row')} {verb}")
             continue
-        done = operations.reroute(
-            each,
-            rows,
-            to_exchange=target.to_exchange,
-            routing_key=target.routing_key,
-            by=audit.operator,
-            why=audit.reason,
+        wanted = quarantine.Reroute.model_construct(
+            route=each, ids=ids, to_exchange=target.to_exchange, routing_key=target.routing_key, why=audit.reason
         )
+        done = operations.do(quarantine.reroute, wanted, by=audit.operator)
         words = f"rerouted {counted(done.rows, 'row')} {verb}"
         codes.append(_report(done, words, output, rows=done.rows, left_out=done.left_out))
     return max(codes, default=ExitCode.DONE)
@@ -144,19 +140,20 @@ def discard_(
 ) -> ExitCode:
     """Give up the rows of a route: they are kept and never sent; rows behind them go out."""
     consent.check()
-    rows = row_ids(ids)
+    row_ids(ids)
     operations = options.operations()
     codes = []
     for each in _routes(operations, route, group):
-        loss = partial(_loss, operations, each, rows)
+        loss = partial(_loss, operations, each, ids)
         if consent.dry_run:
             show_loss(loss())
         elif not consent.is_given(loss):
             codes.append(ExitCode.FAILED)
         else:
             with shown_rows(options.log_settings(), f"discard of route {each}") as shown:
-                done = operations.discard_route(each, rows, by=consent.operator, why=consent.reason, show=shown)
-            job = operations.show_job(done.job or 0, limit=1).job
+                wanted = quarantine.ChangeRoute.model_construct(route=each, ids=ids, why=consent.reason)
+                ordered, job = operations.finish(quarantine.discard, wanted, by=consent.operator, show=shown)
+            done = Done(job.done, job.released, ordered.not_found, job.id, job.state)
             code = _report(
                 done,
                 f"discarded {counted(done.chosen, 'row')} of route {each}",
@@ -175,8 +172,8 @@ def probe_(
     """Ask the running relays to try routes now: those given or of the group, or all."""
     operations = options.operations()
     chosen = [*routes, *(_routes(operations, None, group) if group is not None else ())]
-    found = operations.probe(chosen)
-    say(f"asked for a probe of {counted(len(found), 'route')}")
+    found = operations.do(quarantine.probe, quarantine.Probe.model_construct(routes=tuple(chosen)))
+    say(f"asked for a probe of {counted(len(found.routes), 'route')}")
     return ExitCode.DONE
 
 
@@ -192,7 +189,8 @@ def pause_(
 ) -> ExitCode:
     """Let the messages for an address wait in the table, also if it works; what is in flight is still sent."""
     audit.check_reason()
-    route = options.operations().pause_route(exchange, routing_key, by=audit.operator, why=audit.reason)
+    wanted = quarantine.PauseRoute.model_construct(exchange=exchange, routing_key=routing_key, why=audit.reason)
+    route = options.operations().do(quarantine.pause, wanted, by=audit.operator)
     if output == "json":
         print_json(route)
     else:
@@ -210,7 +208,8 @@ def resume_(
     output: Output = "text",
 ) -> ExitCode:
     """Let the relays try a paused route now: its messages go in order when it works."""
-    found = options.operations().resume_route(route, by=audit.operator, why=audit.reason or None)
+    wanted = quarantine.ResumeRoute.model_construct(route=route, why=audit.reason)
+    found = options.operations().do(quarantine.resume, wanted, by=audit.operator)
     if output == "json":
         print_json(found)
     else:
@@ -222,11 +221,17 @@ def _routes(operations: Operations, route: int | None, group: str | None) -> lis
     """Return the number of the route, or those of the group; UsageError unless one of both is given."""
     if (route is None) == (group is None):
         raise UsageError("give the number of a route, or --group: one of both")
-    return [each.id for each in operations.list_routes(group=group)] if route is None else [route]
+    if route is not None:
+        return [route]
+    return [each.id for each in operations.do(quarantine.list_, quarantine.ListRoutes.model_construct(group=group))]
 
 
-def _loss(operations: Operations, route: int, rows: list[RowId]) -> Loss:
-    foreseen = operations.preview_route(route, rows, limit=EXCERPT)
+def _rows_of(route: int, ids: tuple[str, ...], *, limit: int) -> quarantine.PreviewRoute:
+    return quarantine.PreviewRoute.model_construct(route=route, ids=ids, limit=limit)
+
+
+def _loss(operations: Operations, route: int, ids: tuple[str, ...]) -> Loss:
+    foreseen = operations.do(quarantine.preview, _rows_of(route, ids, limit=EXCERPT))
     excerpt = [_row(row)[:5] for row in foreseen.first]
     words = f"discard {counted(foreseen.rows, 'row')} of route {route}, {foreseen.route.address}"
     return Loss(words, foreseen.oldest, excerpt)

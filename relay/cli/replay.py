@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 from uuid import UUID
 
@@ -23,13 +23,13 @@ from relay.cli.options import (
 from relay.cli.printing import aside, print_json, print_table, say
 from relay.errors import UsageError
 from relay.jobs.job import Caution
-from relay.operate.sent.selection import Filter, now
+from relay.operate import replay as replay_of
+from relay.operate.replay import ReplayFilter, ReplayPreview, left_out
+from relay.operate.sent.selection import now
 from relay.operate.sent.serve import order_replay
 from relay.operate.sent.target import Target as Address
 from relay.operate.sent.target import Trace, check_target
 from relay.operate.session import session
-from relay.operations.left_out import left_out
-from relay.operations.results import ReplayPreview
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 
@@ -53,10 +53,10 @@ class Filters(MessageFilters):
         is_filtered = bool(message_ids) or replace(self, all_=False) != Filters()
         check_choice(is_filtered=is_filtered, is_all=self.all_, choices=choices)
 
-    def filter(self, message_ids: Sequence[UUID]) -> Filter:
+    def asked(self, message_ids: Sequence[UUID]) -> ReplayFilter:
         """Return the filter; its moments are by the database's clock."""
-        return Filter(
-            message_ids=list(message_ids) or None,
+        return ReplayFilter.model_construct(
+            message_ids=tuple(message_ids),
             aggregate_type=self.aggregate_type,
             aggregate_id=self.aggregate_id,
             event_type=self.event_type,
@@ -108,9 +108,9 @@ def replay(
     filters.check(message_ids)
     target.check()
     caution = careful.caution()
-    asked = filters.filter(message_ids)
+    asked = filters.asked(message_ids)
     if dry_run:
-        return _print_preview(options.operations().preview_replay(asked), output)
+        return _print_preview(options.operations().do(replay_of.preview, asked), output)
     if options.server:
         return _ask(options, asked, target, caution=caution, audit=audit, output=output)
     settings = options.load().settings
@@ -135,12 +135,15 @@ def replay(
 
 
 def _ask(
-    options: RemoteOptions, asked: Filter, target: Target, *, caution: Caution, audit: Audit, output: Output
+    options: RemoteOptions, asked: ReplayFilter, target: Target, *, caution: Caution, audit: Audit, output: Output
 ) -> ExitCode:
     """Have a console send."""
+    ordered = replay_of.OrderReplay.model_construct(
+        **dict(asked), **asdict(target), **asdict(caution), all=asked.is_everything, why=audit.reason
+    )
     started = time.monotonic()
     with shown_rows(options.log_settings(), "replay") as show:
-        job = options.console().replay(asked, target.address, why=audit.reason or None, caution=caution, show=show)
+        _, job = options.operations().finish(replay_of.order, ordered, by=audit.operator, show=show)
     return report_job(job, output, seconds=time.monotonic() - started)
 
 

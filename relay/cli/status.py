@@ -10,14 +10,15 @@ from rich.live import Live
 from rich.text import Text
 
 from relay.cli.exit_code import ExitCode
-from relay.cli.operations import RemoteDatabaseOptions
+from relay.cli.operations import Operations, RemoteDatabaseOptions
 from relay.cli.options import Output, Seconds
 from relay.cli.printing import Row, complain, print_json, print_lines, table
 from relay.errors import DatabaseUnavailableError
 from relay.observe.printable import printable
+from relay.operate import status as status_of
+from relay.operate.asked import Nothing
 from relay.operate.health import OutboxState
 from relay.operate.status import Node, Status, lane_ranges
-from relay.operations.operations import Operations
 
 COLOURS = {OutboxState.OK: "green", OutboxState.DEGRADED: "yellow", OutboxState.STALLED: "red"}
 NODE_COLUMNS = ("relay", "state", "lanes", "in flight", "published", "heartbeat", "version")
@@ -34,7 +35,7 @@ def status(
     operations = options.operations()
     console = Console()
     if not watch:
-        _print(operations.status(), console, output)
+        _print(operations.do(status_of.status, Nothing()), console, output)
     elif console.is_terminal and output == "text":
         with Live(console=console, auto_refresh=False, screen=True) as live:
             for seen in _looks(operations, interval):
@@ -51,11 +52,11 @@ def status(
 
 def _looks(operations: Operations, interval: float) -> Iterator[Status | DatabaseUnavailableError]:
     """Yield a status each `interval` seconds; after the first, the error while the database is unreachable."""
-    yield operations.status()
+    yield operations.do(status_of.status, Nothing())
     while True:
         time.sleep(interval)
         try:
-            yield operations.status()
+            yield operations.do(status_of.status, Nothing())
         except DatabaseUnavailableError as error:
             yield error
 

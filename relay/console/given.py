@@ -1,38 +1,24 @@
-"""What routes take: who asks, and the operations on the console's connections."""
+"""What routes take: who asks, and what the console has."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-import psycopg
 from fastapi import Depends, Form
-from pydantic import AfterValidator, Field, StringConstraints
-from starlette.requests import Request
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Identity, Role, require
+from relay.console.access.identity import Identity, require
 from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.console.site import Site, site_of
-from relay.engine.session.session import LANES
 from relay.errors import BusyError
 from relay.jobs.job import Kind
-from relay.operate.messages.whereabouts import MAX_ID
+from relay.operate.asked import Words
+from relay.operate.operation import Role
 from relay.operate.reconcile.ask import ReconcileRequest, ask
 from relay.operate.reconcile.report import Report
-from relay.operations.local import LocalOperations
 
 ALONE_WITHIN = 10.0  # seconds
-QUEUE_NAME = r"^[A-Za-z0-9_.:@#,/+ -]{1,200}$"  # that a request may name
 
-ShortString = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=255)]
-GroupId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
-Id = Annotated[int, Field(ge=1, le=MAX_ID)]
-Lane = Annotated[int, Field(ge=0, lt=LANES)]
-# The name of a batch of Spark.
-AppId = Annotated[str, StringConstraints(pattern=r"^[^\u0000]+$", max_length=1000)]
-Version = Annotated[int, Field(ge=-MAX_ID - 1, le=MAX_ID)]
-# PostgreSQL takes no NUL in a text. Empty means that nothing was said.
-Words = Annotated[str, AfterValidator(lambda text: text.replace("\0", "").strip()), Field(max_length=500)]
 FormWords = Annotated[Words, Form()]
 
 Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
@@ -60,13 +46,8 @@ async def _database(site: Here) -> Database:
     return site.database
 
 
-async def _operations(site: Here) -> LocalOperations:
-    return site.operations()
-
-
 Configured = Annotated[Settings, Depends(_settings)]
 Sessions = Annotated[Database, Depends(_database)]
-Operations = Annotated[LocalOperations, Depends(_operations)]
 
 
 async def _alone(site: Here) -> AsyncIterator[None]:
@@ -94,8 +75,3 @@ def compare_with_inbox(settings: Settings, asked: ReconcileRequest) -> Report:
         return ask(settings.database, settings.database, asked, timeout=timeout, broker=settings.broker).report
     told = ask(settings.database, apart, asked, timeout=timeout, broker=settings.broker, inbox_url=INBOX_URL)
     return told.report
-
-
-def within(request: Request, connection: psycopg.Connection) -> LocalOperations:
-    """Return the operations in the transaction of this session."""
-    return site_of(request).operations_in(connection)

@@ -1,17 +1,17 @@
 """What lives as long as the console's process, and is shared by all requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import psycopg
 from fastapi import FastAPI
 from starlette.requests import Request
 
 from relay.config.settings import Settings
 from relay.console.access.access import Access
+from relay.console.access.identity import Identity
 from relay.console.background import Background
 from relay.console.checkup import Checkup
 from relay.console.consumers import Consumers
@@ -21,10 +21,14 @@ from relay.console.live import Live
 from relay.console.looks import Looks
 from relay.console.runner import Runner
 from relay.console.sampler import Sampler
+from relay.operate.asked import MAX_ID
+from relay.operate.failures import Group, ListFailures
+from relay.operate.failures import list_ as list_failures
+from relay.operate.operation import Asked, Effect, Given, Operation, Role, Servers
 from relay.operate.routes.map import RouteMap, read_route_map
-from relay.operations.local import LocalOperations
 from relay.probes.cached_answer import CachedAnswer
 
+NOBODY = Identity("", Role.VIEWER)  # what the console looks at by itself is noted nowhere
 ROUTE_MAP_PATIENCE = 0.2  # seconds that a page waits for the broker; then it shows what was seen before
 
 
@@ -56,18 +60,41 @@ class Site:
         self.looks = Looks(settings.broker)
         self.runner = Runner(settings, partial(self.background.note, "jobs"))
         self.live = Live(self.sampler, self.checkup, self.consumers, self.background)
-        self.failure_groups = FailureGroups(lambda: self.operations().list_failures((), with_held=True).groups)
+        self.failure_groups = FailureGroups(self._all_failures)
         self.route_map: CachedAnswer[RouteMap] = CachedAnswer(
             lambda: read_route_map(settings), patience=ROUTE_MAP_PATIENCE
         )
 
-    def operations(self) -> LocalOperations:
-        """Return the operations on the console's connections: statements end after console.statement_timeout."""
-        return LocalOperations(self.settings, self._file, connect=lambda _: self.database.session())
+    def servers(self, who: Identity) -> Servers:
+        """Return where an operation is done for a user: on the console's connections.
 
-    def operations_in(self, connection: psycopg.Connection) -> LocalOperations:
-        """Return the operations in the transaction of this session."""
-        return LocalOperations(self.settings, self._file, connect=lambda _: nullcontext(connection))
+        Statements end after console.statement_timeout, whatever the operation would allow.
+        """
+        return Servers(
+            self.settings,
+            lambda _: self.database.session(),
+            file=self._file,
+            by=who.name,
+            by_console=True,
+            require=who.require,
+        )
+
+    def do(self, operation: Operation[Asked, Given], asked: Asked, who: Identity) -> Given:
+        """Do an operation for a page, and let the console look for a job that was ordered.
+
+        Raises:
+            RefusedError: the user's role does not allow it.
+            OutboxError: as the operation; nothing was done.
+        """
+        who.require(operation.role)
+        given = operation.does(self.servers(who), asked)
+        if operation.effect in (Effect.ORDERED, Effect.RESUMED):
+            self.runner.wake()
+        return given
+
+    def _all_failures(self) -> Sequence[Group]:
+        everything = ListFailures(held=True, limit=MAX_ID)
+        return list_failures.does(self.servers(NOBODY), everything).groups
 
     @asynccontextmanager
     async def running(self, _: FastAPI) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
 
 from relay.errors import UsageError
-from relay.operate.messages.whereabouts import MAX_ID
+from relay.operate.asked import MAX_ID
 
 FORM = re.compile(r"([0-9]{1,19})-([0-9]{1,19})-([0-9]{1,19})")
 

@@ -15,7 +15,9 @@ from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from relay.errors import BusyError, NotFoundError, UsageError
 from relay.observe.printable import utc
+from relay.operate.asked import AppId, Closed, Limit, Reasoned, Version
 from relay.operate.audit import note
+from relay.operate.operation import Effect, Role, Servers, operation
 
 GIVE_UP = SQL("SELECT {schema}.give_up_batch(%(app_id)s, %(version)s, %(by)s, %(why)s)")
 
@@ -131,7 +133,7 @@ def read_batch(connection: psycopg.Connection, schema: str, app_id: str, version
     raise NotFoundError(f"no batch {app_id!r} version {version} is in the ledger: `relay batches list` has the newest")
 
 
-def give_up(
+def give_up_batch(
     connection: psycopg.Connection, schema: str, app_id: str, version: int, *, by: str, why: str
 ) -> BatchStatus:
     """Let no more of a batch be written, which was begun in pieces; return it.
@@ -186,3 +188,44 @@ def _who_writes(connection: psycopg.Connection, schema: str, app_id: str, versio
         f"batch {app_id!r} version {version} is being written, by {writers or 'a session that has ended since'}:"
         " stop the job, then give it up"
     )
+
+
+class ListBatches(Closed):
+    """How many batches."""
+
+    limit: Limit = 20
+
+
+class ShowBatch(Closed):
+    """Which batch."""
+
+    app_id: AppId
+    version: Version
+
+
+class GiveUp(Reasoned):
+    """Which batch is given up, and why."""
+
+    app_id: AppId
+    version: Version
+
+
+@operation("batches.list", "GET /batches", Role.VIEWER)
+def list_(at: Servers, asked: ListBatches) -> list[BatchStatus]:
+    """List the newest batches: first those that are begun and not committed."""
+    with at.connect(None) as connection:
+        return list_batches(connection, at.schema, limit=asked.limit)
+
+
+@operation("batches.show", "GET /batches/show", Role.VIEWER)
+def show(at: Servers, asked: ShowBatch) -> BatchStatus:
+    """Show one batch."""
+    with at.connect(None) as connection:
+        return read_batch(connection, at.schema, asked.app_id, asked.version)
+
+
+@operation("batches.give_up", "POST /batches/give-up", Role.OPERATOR, Effect.STORED)
+def give_up(at: Servers, asked: GiveUp) -> BatchStatus:
+    """Let no more of a batch be written, which was begun in pieces; what is written stays."""
+    with at.connect(None) as connection:
+        return give_up_batch(connection, at.schema, asked.app_id, asked.version, by=at.by, why=asked.why)

@@ -5,26 +5,34 @@ reads no row. Held messages and routes are grouped when they are read. Dead lett
 groups them (`group_letters`).
 """
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Annotated
 
 import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
+from pydantic import Field
 
 from relay.errors import NotFoundError
-from relay.operate.cause import cause_of, group_of
-from relay.operate.letters.letter import SOURCE, Letter
-from relay.operate.routes.quarantine import RouteStatus, list_routes
+from relay.operate.asked import MAX_ID, Closed, QueueName, Text
+from relay.operate.cause import cause_of
+from relay.operate.letters.change import queues_of
+from relay.operate.letters.letter import SOURCE, Held, Letter, Selection
+from relay.operate.letters.read import read_letters
+from relay.operate.operation import Role, Servers, operation
+from relay.operate.routes.quarantine import SOURCE as OF_ROUTES
+from relay.operate.routes.quarantine import failing_routes, route_group
 
 
 class Where(StrEnum):
     """What the failures of a group are, and so which commands repair them."""
 
     PARKED = "parked"
-    QUARANTINE = "quarantine"
+    QUARANTINE = OF_ROUTES
     HELD = "held"
     DEAD_LETTER = SOURCE
 
@@ -113,7 +121,7 @@ def by_weight(groups: Iterable[Group]) -> list[Group]:
 def list_route_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
     """Return the groups of routes in quarantine; their count is that of the rows that wait for them."""
     groups: dict[str, Group] = {}
-    for route in _failing_routes(connection, schema):
+    for route in failing_routes(connection, schema):
         cause = cause_of(route.reason)
         id_ = route_group(route.reason, route.exchange)
         merged = groups.get(id_)
@@ -131,28 +139,6 @@ def list_route_groups(connection: psycopg.Connection, schema: str) -> list[Group
             retried=0,
         )
     return sorted(groups.values(), key=lambda group: (-group.count, group.id))
-
-
-def routes_of_group(connection: psycopg.Connection, schema: str, group: str) -> list[RouteStatus]:
-    """Return the routes of a group, the oldest first.
-
-    Raises:
-        NotFoundError: no route in quarantine is of this group.
-    """
-    routes = [each for each in _failing_routes(connection, schema) if route_group(each.reason, each.exchange) == group]
-    if not routes:
-        raise NotFoundError(f"no route of failure group {group} is in quarantine: see `relay failures list`")
-    return routes
-
-
-def _failing_routes(connection: psycopg.Connection, schema: str) -> list[RouteStatus]:
-    """Return the routes in quarantine that nobody has paused: a pause is no failure."""
-    return [each for each in list_routes(connection, schema) if each.paused_at is None]
-
-
-def route_group(reason: str, exchange: str) -> str:
-    """Return the id of the group of a route in quarantine."""
-    return group_of(Where.QUARANTINE, cause_of(reason), None, exchange)
 
 
 def list_held_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
@@ -208,3 +194,58 @@ def read_group(groups: Sequence[Group], id_: str) -> Group:
 def _read(connection: psycopg.Connection, schema: str, statement: SQL) -> list[Group]:
     with connection.cursor(row_factory=class_row(Group)) as cursor:
         return cursor.execute(statement.format(schema=Identifier(schema))).fetchall()
+
+
+class ListFailures(Closed):
+    """Which groups."""
+
+    held: Annotated[bool, Field(description="Also the messages that consumers of this database hold.")] = False
+    group: Annotated[Text | None, Field(description="Only the group of this id.")] = None
+    limit: Annotated[int, Field(ge=1, le=MAX_ID, description="The largest so many; `total` counts all.")] = 100
+
+
+class LookForFailures(ListFailures):
+    """Which queues to look at, too."""
+
+    queue: Annotated[tuple[QueueName, ...], Field(max_length=10, description="Also the dead letters of these.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Groups of failures, and letters that a delivery limit of their queue may drop."""
+
+    groups: list[Group]  # the largest first, as many as were asked for
+    total: int  # groups in all
+    warnings: list[str]
+
+
+@operation("failures.list", "GET /failures", Role.VIEWER)
+def list_(at: Servers, asked: ListFailures) -> Failures:
+    """List groups: parked rows, routes in quarantine, and with `held` what consumers hold."""
+    return _failures(at, asked, ())
+
+
+@operation("failures.look", "POST /failures/look", Role.OPERATOR)
+def look(at: Servers, asked: LookForFailures) -> Failures:
+    """List groups, those of dead letters included: a look takes letters out of their queue for a moment."""
+    return _failures(at, asked, asked.queue)
+
+
+def _failures(at: Servers, asked: ListFailures, queues: Sequence[str]) -> Failures:
+    warnings: list[str] = []
+    with at.connect(None) as connection:
+        groups = list_groups(connection, at.schema)
+        for queue in queues:
+            _, dead = queues_of(queue)
+            letters: list[Letter] = []
+            read = asyncio.run(read_letters(at.settings.broker, dead, Selection(), _append_to(letters)))
+            groups += with_retries(connection, at.schema, group_letters(letters, dead))
+            warnings += [read.warning] if read.warning else []
+        if asked.held:
+            groups += list_held_groups(connection, at.schema)
+    chosen = by_weight(each for each in groups if asked.group is None or each.id == asked.group)
+    return Failures(chosen[: asked.limit], len(chosen), warnings)
+
+
+def _append_to(letters: list[Letter]) -> Callable[[Held], None]:
+    return lambda held: letters.append(held.letter)

@@ -2,14 +2,18 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
 from uuid import UUID
 
 import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
+from pydantic import Field
 
 from relay.consume.failed.held_table import CLAIM_FOR
 from relay.errors import NotFoundError
+from relay.operate.asked import Closed, Group, Reasoned, check_choice
+from relay.operate.operation import BULK_TIMEOUT, Effect, Role, Servers, operation
 from relay.servers.postgres.database import one
 
 LIST = SQL("""
@@ -78,3 +82,24 @@ def retry_held(connection: psycopg.Connection, schema: str, group: str | None, *
     if group is not None and not failed:
         raise NotFoundError(f"no message of failure group {group} is held: see `relay failures list --held`")
     return int(changed)
+
+
+class RetryHeld(Reasoned):
+    """Which messages to try now, and why."""
+
+    group: Group = None
+    all: Annotated[bool, Field(description="Of every group; needed when no group is given.")] = False
+
+
+class Retried(Closed):
+    """How many messages are due now; what waits behind them follows."""
+
+    messages: int
+
+
+@operation("held.retry", "POST /held/retry", Role.OPERATOR, Effect.STORED)
+def retry(at: Servers, asked: RetryHeld) -> Retried:
+    """Let the consumers try what failed now, in place of waiting for the next try."""
+    check_choice(is_filtered=asked.group is not None, is_all=asked.all)
+    with at.connect(BULK_TIMEOUT) as connection:
+        return Retried(messages=retry_held(connection, at.schema, asked.group, by=at.by, why=asked.why))

@@ -1,15 +1,21 @@
 """How the pools are doing: members, and for each partition its holder, epoch and lag."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
+
+from pydantic import Field
 
 from relay.config.settings import Settings
 from relay.consume.failed.queues import dead_queue_name, partition_queue_name, partition_queue_names
 from relay.consume.pool.tables import Pool, read_master, read_pools
 from relay.consume.queue_depth import ready_count
 from relay.errors import BrokerUnavailableError, NotFoundError
+from relay.operate.asked import Closed, Text
+from relay.operate.operation import Role, Servers, operation
 from relay.servers.postgres.bounded_values import bound_values
 from relay.servers.postgres.database import connect_async
 from relay.servers.rabbitmq.connection import Connection, connect
@@ -154,3 +160,16 @@ def reasons_of(pool: PoolStatus) -> list[str]:
         if each.member is not None and (each.ready or 0) >= LAGGING
     ]
     return reasons
+
+
+class ShowPools(Closed):
+    """Which pools."""
+
+    pool: Annotated[tuple[Text, ...], Field(description="All unless given.")] = ()
+
+
+@operation("pool.status", "GET /pool/status", Role.VIEWER)
+def pools(at: Servers, asked: ShowPools) -> PoolsStatus:
+    """Return the members of each pool, and the holder, the epoch and the lag of each partition."""
+    with at.connect(None):  # which finds the tables missing or behind
+        return asyncio.run(read_status(at.settings, names=asked.pool))

@@ -15,9 +15,11 @@ from pydantic_core import CoreSchema
 
 from relay.engine.send.message import NOT_SENT
 from relay.engine.session.session import LANES
+from relay.operate.asked import Nothing
 from relay.operate.health import NODE_STALE_AFTER, OutboxState
 from relay.operate.holders import HeldUp, commits_without_standby, foreign_locks, held_up, long_holders
-from relay.operate.pauses import LaneStatus, list_lanes
+from relay.operate.lanes import LaneStatus, list_lanes
+from relay.operate.operation import Role, Servers, operation
 from relay.operate.routes.quarantine import RouteStatus, list_routes
 from relay.servers.postgres.database import one
 
@@ -370,3 +372,17 @@ def lane_ranges(lanes: Iterable[int]) -> str:
         else:
             runs.append([lane])
     return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"
+
+
+@operation("status", "GET /status", Role.VIEWER)
+def status(at: Servers, _: Nothing) -> Status:
+    """Return the backlog, the parked rows and the relays."""
+    with at.connect(None) as connection:
+        return read_status(connection, at.schema, progress_timeout=3 * at.settings.relay.heartbeat_interval)
+
+
+@operation("nodes", "GET /nodes", Role.VIEWER)
+def nodes(at: Servers, _: Nothing) -> list[Node]:
+    """Return the relays and their lanes."""
+    with at.connect(None) as connection:
+        return list_nodes(connection, at.schema)

@@ -1,15 +1,12 @@
 """One word for one thing in the flags of all commands: an id stands alone, and each flag is one of these."""
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cyclopts import App
-from cyclopts.argument import Argument
 
-from relay.cli.command import app
 from tests.cli.command import Command
+from tests.cli.tree import TREE, arguments
 
 FLAGS = {
     # where the settings and the inbox are
@@ -28,21 +25,6 @@ FLAGS = {
     # how it is shown
     "--output", "-o", "--full", "--watch", "-w", "--interval",
 }  # fmt: skip
-
-
-def commands(tree: App, *path: str) -> Iterator[tuple[str, App]]:
-    if tree.default_command is not None:
-        yield " ".join(path), tree
-    for name in tree:
-        if not name.startswith("-"):
-            yield from commands(tree[name], *path, name)
-
-
-TREE = dict(commands(app()))
-
-
-def arguments(command: str) -> list[Argument]:
-    return [each for each in TREE[command].assemble_argument_collection() if each.show]
 
 
 @pytest.mark.parametrize("command", TREE)

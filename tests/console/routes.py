@@ -8,8 +8,9 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import BaseModel
 
-from relay.console.access.identity import Requirement, Role
+from relay.console.access.identity import Requirement
 from relay.console.access.writes import READING
+from relay.operate.operation import Role
 
 PARAMETER = re.compile(r"\{[^}]*\}")
 

@@ -16,8 +16,8 @@ from playwright.async_api import Page, async_playwright
 from pydantic import SecretStr
 
 from relay.config.settings import Authentication, BrokerSettings, DatabaseSettings, Settings
-from relay.console.access.identity import Role
 from relay.console.access.passwords import PasswordFile
+from relay.operate.operation import Role
 from relay.operate.schema.migrate import migrate
 from tests.cli.command import RELAY, Command
 from tests.console.site import PASSWORD, serving

@@ -14,11 +14,12 @@ from fastapi import FastAPI
 from relay.config.settings import Authentication, ConsoleSettings, Settings
 from relay.console.access.access import Access
 from relay.console.access.cookie import NAME
-from relay.console.access.identity import Identity, Role
+from relay.console.access.identity import Identity
 from relay.console.access.passwords import PasswordFile
 from relay.console.app import make_app
 from relay.console.serve import Server, served
 from relay.jobs.job import operator
+from relay.operate.operation import Role
 
 ORIGIN = "https://relay.test"
 PASSWORD = "correct horse battery"  # of every user here

@@ -7,9 +7,9 @@ import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings, Settings
-from relay.console.access.identity import Role
 from relay.errors import UsageError
 from relay.operate.audit import list_deeds
+from relay.operate.operation import Role
 from relay.operate.session import session
 from tests.console.site import browser, log_in, running, users
 

@@ -8,7 +8,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.filled import fill
 from tests.console.rows import parked, waiting
 from tests.console.site import PASSWORD, serving, users

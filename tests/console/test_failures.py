@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.groups import group_page
 from tests.console.rows import parked
 from tests.console.site import browser, log_in, post, running, users

@@ -20,8 +20,8 @@ from fastapi import FastAPI
 
 from relay.config.settings import Settings
 from relay.console.access.cookie import NAME, new_browser
-from relay.console.access.identity import Role
 from relay.console.access.writes import ALWAYS
+from relay.operate.operation import Role
 from tests.console.filled import fill
 from tests.console.routes import PARAMETER, routes, writes
 from tests.console.site import ORIGIN, browser, log_in, running, users

@@ -18,8 +18,8 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
 from relay.console.app import make_app
+from relay.operate.operation import Role
 from tests.console.filled import fill
 from tests.console.routes import names, routes
 from tests.console.site import serving, session_cookie, users

@@ -5,7 +5,7 @@ from pathlib import Path
 from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.filled import fill
 from tests.console.hostile import MARKUP, SCHEME, make_hostile
 from tests.console.site import serving, users

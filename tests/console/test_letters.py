@@ -9,9 +9,9 @@ from fastapi import FastAPI
 
 from relay.config.settings import Settings
 from relay.console import looks
-from relay.console.access.identity import Role
 from relay.console.looks import Look, Looks
 from relay.operate.letters.queue import MOST_RETURNS
+from relay.operate.operation import Role
 from tests.console.groups import group_page
 from tests.console.rows import waiting
 from tests.console.site import browser, log_in, post, running, users

@@ -5,7 +5,7 @@ from html import unescape
 from pathlib import Path
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.filled import fill
 from tests.console.site import browser, log_in, running, users
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.filled import fill
 from tests.console.routes import PARAMETER, routes
 from tests.console.site import browser, log_in, running, users

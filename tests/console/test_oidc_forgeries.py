@@ -16,8 +16,9 @@ from joserfc.jwk import OctKey
 
 from relay.config.settings import ConsoleSettings
 from relay.console.access import oidc
-from relay.console.access.identity import Identity, RefusedError, Role
+from relay.console.access.identity import Identity, RefusedError
 from relay.console.access.oidc import Provider
+from relay.operate.operation import Role
 from tests.console.rogue import (
     CLIENT,
     CURVE,

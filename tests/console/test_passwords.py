@@ -10,10 +10,11 @@ from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings, Settings
 from relay.console.access import login_limit
-from relay.console.access.identity import Identity, Role
+from relay.console.access.identity import Identity
 from relay.console.access.passwords import PasswordFile
 from relay.console.pages import login
 from relay.errors import ConfigurationError, NotFoundError, UsageError
+from relay.operate.operation import Role
 from tests.console.site import PASSWORD, browser, log_in, post, running, users
 
 

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from psycopg.sql import SQL, Identifier
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
 from relay.console.app import make_app
+from relay.operate.operation import Role
 from tests.console.api.program import tokens
 from tests.console.consumers import with_queue
 from tests.console.filled import fill

@@ -15,7 +15,7 @@ from aio_pika.abc import AbstractChannel
 from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.rows import parked
 from tests.console.site import serving, users
 from tests.console.windows import NEEDS_CHROMIUM, log_in, window

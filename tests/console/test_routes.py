@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from relay.config.settings import Settings
 from relay.config.topology import TopologySettings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.site import browser, log_in, post, running, users
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually

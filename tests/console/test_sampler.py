@@ -9,8 +9,8 @@ import httpx
 import psycopg
 
 from relay.config.settings import DatabaseSettings, Settings
-from relay.console.access.identity import Role
 from relay.console.sampler import Sampler
+from relay.operate.operation import Role
 from tests.console.rows import waiting
 from tests.console.site import Address, browser, log_in, post, running, serving, session_cookie, users
 from tests.support.eventually import eventually

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.filled import fill
 from tests.console.site import serving, session_cookie, users
 from tests.console.unchanged import everything

@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.cli.command import RELAY, Command
 from tests.console.rows import waiting
 from tests.console.site import serving, users

@@ -12,7 +12,7 @@ import pytest
 from relay.config.settings import Settings
 from relay.console import connections
 from relay.console.access import bounds
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.api.program import tokens
 from tests.console.site import browser, running, serving, users
 

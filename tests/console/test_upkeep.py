@@ -12,9 +12,9 @@ import pytest
 
 from relay.config.settings import RelaySettings, Settings
 from relay.console import given
-from relay.console.access.identity import Role
 from relay.console.api import upkeep as api_upkeep
 from relay.console.pages import upkeep as pages_upkeep
+from relay.operate.operation import Role
 from relay.operate.retention import look_at_old_days
 from relay.retention.day import OldDay
 from tests.console.rows import AGE, sent

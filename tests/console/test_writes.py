@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.routes import role_of, routes, writes
 from tests.console.site import ORIGIN, browser, log_in, running, users
 

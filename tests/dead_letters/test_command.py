@@ -119,6 +119,16 @@ async def test_a_retry_that_the_queue_refuses_is_an_error(letters: Letters, rela
     assert refused.err.startswith("relay: one stays: queue billing refused it (basic.nack): it is full")
 
 
+async def test_a_dry_run_finds_that_letters_have_no_queue_to_go_to(letters: Letters, relay: DeadLettersCommand) -> None:
+    await letters.put()
+    await letters.channel.queue_delete(QUEUE)
+
+    dry = await relay("retry", QUEUE, "--all", "--dry-run")
+
+    assert (dry.code, dry.out) == (1, "")
+    assert dry.err.startswith(f"relay: queue '{QUEUE}' does not exist")
+
+
 async def test_retry_in_stages_says_why_it_pauses_and_what_failed(
     letters: Letters, relay: DeadLettersCommand, audit: Audit
 ) -> None:

@@ -25,8 +25,9 @@ from relay.engine.session.session import LaneSession
 from relay.engine.settle import quarantine
 from relay.engine.settle.put_away import PutAway
 from relay.engine.settle.quarantine_table import Left, QuarantineTable
-from relay.operate import pauses
-from relay.operate.pauses import LaneStatus
+from relay.operate import lanes
+from relay.operate.lanes import LaneStatus
+from relay.operate.routes.pause import pause_route, resume_route
 from relay.operate.routes.quarantine import RouteStatus, list_routes
 from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
@@ -49,14 +50,14 @@ class Operator:
     async def pause(self, routing_key: str, exchange: str = "") -> RouteStatus:
         def pause() -> RouteStatus:
             with session(self._database) as connection:
-                return pauses.pause_route(connection, "outbox", exchange, routing_key, **WHY)
+                return pause_route(connection, "outbox", exchange, routing_key, **WHY)
 
         return await asyncio.to_thread(pause)
 
     async def resume(self, route: int) -> RouteStatus:
         def resume() -> RouteStatus:
             with session(self._database) as connection:
-                return pauses.resume_route(connection, "outbox", route, **WHY)
+                return resume_route(connection, "outbox", route, **WHY)
 
         return await asyncio.to_thread(resume)
 
@@ -68,15 +69,15 @@ class Operator:
         return await asyncio.to_thread(read)
 
     async def pause_lane(self, lane: int) -> LaneStatus:
-        return await asyncio.to_thread(self._change_lane, pauses.pause_lane, lane)
+        return await asyncio.to_thread(self._change_lane, lanes.pause_lane, lane)
 
     async def resume_lane(self, lane: int) -> LaneStatus:
-        return await asyncio.to_thread(self._change_lane, pauses.resume_lane, lane)
+        return await asyncio.to_thread(self._change_lane, lanes.resume_lane, lane)
 
     async def lanes(self) -> list[LaneStatus]:
         def read() -> list[LaneStatus]:
             with session(self._database) as connection:
-                return pauses.list_lanes(connection, "outbox")
+                return lanes.list_lanes(connection, "outbox")
 
         return await asyncio.to_thread(read)
 

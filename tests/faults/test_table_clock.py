@@ -13,8 +13,6 @@ from tests.support.eventually import eventually
 RELAY = Path(__file__).resolve().parents[2] / "relay"
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 STAMPS = {
-    "cli/dead_letters.py",
-    "console/api/dead_letters.py",
     "console/checkup.py",
     "console/consumers.py",
     "console/looks.py",
@@ -23,6 +21,7 @@ STAMPS = {
     "consume/classify.py",
     "operate/doctor/broker_hosts.py",  # until when a certificate is good
     "operate/doctor/server.py",  # compares both clocks
+    "operate/letters/asked.py",
     "operate/routes/map.py",
     "operate/sent/run.py",
     "publisher/entry.py",

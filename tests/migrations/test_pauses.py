@@ -1,7 +1,8 @@
 """0018: pauses end when the tables go back, and who may change a quarantine may pause at once."""
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.pauses import list_lanes, pause_lane, pause_route
+from relay.operate.lanes import list_lanes, pause_lane
+from relay.operate.routes.pause import pause_route
 from relay.operate.schema.migrate import downgrade, migrate
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of

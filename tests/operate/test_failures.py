@@ -7,17 +7,10 @@ import pytest
 
 from relay.errors import NotFoundError
 from relay.jobs.job import Kind
-from relay.operate.failures import (
-    PARKED,
-    Group,
-    list_groups,
-    list_held_groups,
-    list_parked_groups,
-    read_group,
-    routes_of_group,
-)
+from relay.operate.failures import PARKED, Group, list_groups, list_held_groups, list_parked_groups, read_group
 from relay.operate.parked.change import READ_HEADS, change_rows
 from relay.operate.parked.read import ARCHIVED, Selection, composed, list_parked
+from relay.operate.routes.quarantine import routes_of_group
 from tests.operate.rows import Rows
 from tests.support.plans import explain, tables
 

@@ -11,8 +11,8 @@ from psycopg import sql
 from relay.config.settings import DatabaseSettings
 from relay.engine.session.session import LANES
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, NotReadyError, SchemaError
-from relay.operate import pauses
 from relay.operate.health import OutboxState, check_health
+from relay.operate.lanes import pause_lane
 from relay.operate.session import session
 from relay.operate.status import BY_INDEX, OLDEST_PENDING, About, Status, read_status
 from tests.operate.rows import Rows
@@ -349,7 +349,7 @@ def test_rows_of_a_paused_lane_do_not_age_and_the_lane_is_not_lost(rows: Rows, c
     rows.node(lanes=[each for each in range(LANES) if each != lane])
     before = read(connection)
 
-    pauses.pause_lane(connection, "outbox", lane, by="ada", why="test")
+    pause_lane(connection, "outbox", lane, by="ada", why="test")
     paused = read(connection)
     rows.pending(created_at=ago(60), available_at=ago(30))
     due = read(connection)

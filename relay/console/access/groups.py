@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from relay.config.settings import ConsoleSettings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 
 
 def names(text: str) -> list[str]:

@@ -6,7 +6,6 @@ def retry(row: int, who: Annotated[Identity, Depends(require(Role.OPERATOR))]) -
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from enum import StrEnum
 from http import HTTPStatus
 from typing import Protocol
 
@@ -14,19 +13,7 @@ from starlette.requests import Request
 
 from relay.config.settings import ConsoleSettings
 from relay.errors import OutboxError
-
-
-class Role(StrEnum):
-    """What a user may do; each role may do what the ones before it may."""
-
-    VIEWER = "viewer"  # see figures, states and errors, but not what messages say
-    OPERATOR = "operator"  # reveal what messages say; retry, reroute, pause and resume
-    OWNER = "owner"  # discard and drop
-
-    def includes(self, other: "Role") -> bool:
-        """Whether this role may do what the other may."""
-        order = list(Role)
-        return order.index(self) >= order.index(other)
+from relay.operate.operation import Role
 
 
 @dataclass(frozen=True, slots=True)

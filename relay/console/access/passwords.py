@@ -8,9 +8,10 @@ from pathlib import Path
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from relay.console.access.identity import Identity, Role
+from relay.console.access.identity import Identity
 from relay.console.access.line_file import refuse_common, replace_lines
 from relay.errors import ConfigurationError, NotFoundError, UsageError
+from relay.operate.operation import Role
 
 NAME = re.compile(r"[\w.@-]{1,100}")
 SHORTEST = 12  # characters

@@ -13,9 +13,10 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.console.access.cookie import browser_of, set_cookie
-from relay.console.access.identity import Identity, Role
+from relay.console.access.identity import Identity
 from relay.console.access.sessions import Sessions
 from relay.jobs.job import operator
+from relay.operate.operation import Role
 
 PATH, PARAMETER = "/", "token"  # where a browser brings it
 WORDS = (

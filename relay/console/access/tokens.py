@@ -12,9 +12,10 @@ from pathlib import Path
 
 from starlette.requests import Request
 
-from relay.console.access.identity import Identifier, Identity, LoginNeededError, Role
+from relay.console.access.identity import Identifier, Identity, LoginNeededError
 from relay.console.access.line_file import refuse_common, replace_lines
 from relay.errors import ConfigurationError, NotFoundError, UsageError
+from relay.operate.operation import Role
 
 LINE = re.compile(r"([\w.@-]{1,100}):(viewer|operator|owner):([0-9a-f]{64})")
 SCHEME = "bearer"

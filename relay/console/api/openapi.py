@@ -43,8 +43,10 @@ class Problem(BaseModel):
 
 def document(routes: list[BaseRoute]) -> dict[str, Any]:
     """Return the OpenAPI document of the routes of the API."""
-    told = get_openapi(
-        title="Outbox relay", version=__version__, openapi_version="3.1.0", description=ABOUT, routes=routes
+    told = _with_names(
+        get_openapi(
+            title="Outbox relay", version=__version__, openapi_version="3.1.0", description=ABOUT, routes=routes
+        )
     )
     parts = told["components"]
     for name in ("HTTPValidationError", "ValidationError"):
@@ -60,6 +62,18 @@ def document(routes: list[BaseRoute]) -> dict[str, Any]:
             operation["responses"] |= {code: {"$ref": f"#/components/responses/{code}"} for code in PROBLEMS}
             operation["responses"] = dict(sorted(operation["responses"].items()))
     return told
+
+
+def _with_names(told: dict[str, Any]) -> dict[str, Any]:
+    """Name the noun, in place of the module, before classes that several nouns have: ParkedDone, LettersDone."""
+    text = orjson.dumps(told).decode()
+    for name in (each for each in told["components"]["schemas"] if "__" in each):
+        _, _, noun, *_, kind = name.split("__")
+        text = text.replace(name, f"{noun.capitalize()}{kind}")
+    named: dict[str, Any] = orjson.loads(text)
+    for name, schema in named["components"]["schemas"].items():
+        schema["title"] = name
+    return named
 
 
 def _problems() -> dict[str, Any]:

@@ -4,25 +4,27 @@ import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from relay.console.api import (
-    batches,
-    dead_letters,
-    failures,
-    held,
-    jobs,
-    lanes,
-    parked,
-    quarantine,
-    replay,
-    state,
-    upkeep,
-)
+from relay.console.api import dead_letters, upkeep
 from relay.console.api.openapi import document
+from relay.console.api.routes import router_of
 from relay.console.given import Viewer
 
 router = APIRouter(prefix="/api/v1", responses={422: {"description": "Unprocessable"}})
-for each in (state, lanes, failures, parked, quarantine, dead_letters, held, jobs, replay, batches, upkeep):
-    router.include_router(each.router)
+for each in (
+    router_of("state"),
+    router_of("lanes"),
+    router_of("failures"),
+    router_of("parked"),
+    router_of("quarantine"),
+    router_of("dead-letters"),
+    dead_letters.router,
+    router_of("held"),
+    router_of("jobs"),
+    router_of("replay"),
+    router_of("batches"),
+    upkeep.router,
+):
+    router.include_router(each)
 
 
 @router.get("/openapi.json", include_in_schema=False)

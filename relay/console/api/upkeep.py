@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from relay.config.topology import TopologySettings
 from relay.console.api.once import Once
-from relay.console.api.parameters import MOST, Closed, Limit, MessageFilter, Reasoned, Text
 from relay.console.given import Alone, Configured, Owner, Viewer, compare_with_inbox
 from relay.errors import UsageError
+from relay.operate.asked import MOST, Closed, Limit, MessageFilter, Reasoned, Text
 from relay.operate.definitions import definitions
 from relay.operate.reconcile.ask import ReconcileRequest
 from relay.operate.reconcile.report import Report
@@ -33,11 +33,11 @@ class Keeps(Closed):
     keep_inbox: Keep = None
 
 
-class Drop(Keeps, Reasoned):
+class RetentionDrop(Keeps, Reasoned):
     """What to drop, and why."""
 
 
-class Day(Closed):
+class RetentionDay(Closed):
     """A day that is older than is kept, and what becomes of it."""
 
     table: str
@@ -48,7 +48,7 @@ class Day(Closed):
     reason: str
 
 
-class Apply(Closed):
+class TopologyApply(Closed):
     """Nothing: what is declared is what the settings list."""
 
 
@@ -66,48 +66,48 @@ class Reconcile(MessageFilter):
     limit: Limit = 20
 
 
-@router.get("/retention", tags=["retention"])
-def look(settings: Configured, _: Viewer, _alone: Alone, asked: Annotated[Keeps, Query()]) -> list[Day]:
+@router.get("/retention", operation_id="retention_list", tags=["retention"])
+def look(settings: Configured, _: Viewer, _alone: Alone, asked: Annotated[Keeps, Query()]) -> list[RetentionDay]:
     """List the days that are older than is kept, and what is in the way of a drop."""
     return _days(look_at_old_days(settings.database, keeps_of(settings.relay, asked.keep, asked.keep_inbox)))
 
 
-@router.post("/retention", tags=["retention"], response_model=list[Day])
-def drop(settings: Configured, once: Once, who: Owner, _: Alone, asked: Drop) -> Response:
+@router.post("/retention", operation_id="retention_drop", tags=["retention"], response_model=list[RetentionDay])
+def drop(settings: Configured, once: Once, who: Owner, _: Alone, asked: RetentionDrop) -> Response:
     """Drop the days that are older than is kept, as a running relay does each hour."""
     keeps = keeps_of(settings.relay, asked.keep, asked.keep_inbox)
     if not keeps:
         raise UsageError('retention is off: "keep": "14 days" tells what to keep')
     return once.noted(
-        who.name, list[Day], lambda: _days(drop_old_days(settings.database, keeps, by=who.name, why=asked.why))
+        who.name, list[RetentionDay], lambda: _days(drop_old_days(settings.database, keeps, by=who.name, why=asked.why))
     )
 
 
-@router.get("/topology", tags=["topology"])
+@router.get("/topology", operation_id="topology_list", tags=["topology"])
 def listed(settings: Configured, _: Viewer) -> TopologySettings:
     """Return the exchanges, queues and bindings that the settings list."""
     return settings.topology
 
 
-@router.get("/topology/definitions", tags=["topology"])
+@router.get("/topology/definitions", operation_id="topology_definitions", tags=["topology"])
 def as_definitions(settings: Configured, _: Viewer) -> dict[str, list[dict[str, Any]]]:
     """Return them in the form of RabbitMQ's definitions."""
     return dict(definitions(settings))
 
 
-@router.get("/topology/compare", tags=["topology"])
+@router.get("/topology/compare", operation_id="topology_compare", tags=["topology"])
 def compare(settings: Configured, _: Viewer, _alone: Alone) -> list[Declared]:
     """Return what is missing at the broker and what differs; declares nothing."""
     return asyncio.run(topology.apply(settings.broker, settings.topology, dry_run=True))
 
 
-@router.post("/topology/apply", tags=["topology"], response_model=list[Declared])
-def apply(settings: Configured, once: Once, who: Owner, _alone: Alone, _: Apply) -> Response:
+@router.post("/topology/apply", operation_id="topology_apply", tags=["topology"], response_model=list[Declared])
+def apply(settings: Configured, once: Once, who: Owner, _alone: Alone, _: TopologyApply) -> Response:
     """Declare what is missing and compare the rest; nothing that is there is changed or taken away."""
     return once.noted(who.name, list[Declared], lambda: asyncio.run(topology.apply(settings.broker, settings.topology)))
 
 
-@router.get("/reconcile", tags=["reconcile"])
+@router.get("/reconcile", operation_id="reconcile", tags=["reconcile"])
 def reconcile(settings: Configured, _: Viewer, _alone: Alone, asked: Annotated[Reconcile, Query()]) -> Report:
     """Compare what was sent with what consumers have applied, whose inbox is here or at console.inbox_url."""
     question = ReconcileRequest(
@@ -125,5 +125,7 @@ def reconcile(settings: Configured, _: Viewer, _alone: Alone, asked: Annotated[R
     return compare_with_inbox(settings, question)
 
 
-def _days(days: list[OldDay]) -> list[Day]:
-    return [Day.model_validate({name: getattr(day, name) for name in Day.model_fields}) for day in days]
+def _days(days: list[OldDay]) -> list[RetentionDay]:
+    return [
+        RetentionDay.model_validate({name: getattr(day, name) for name in RetentionDay.model_fields}) for day in days
+    ]

@@ -2,45 +2,37 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated
 from urllib.parse import urlencode
-from uuid import UUID
 
 from fastapi import APIRouter, Depends, Form, Query
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Role
 from relay.console.consumers import Seen
 from relay.console.failure_groups import Counted
-from relay.console.given import (
-    QUEUE_NAME,
-    ROLES,
-    FormWords,
-    GroupId,
-    Here,
-    Operations,
-    Operator,
-    Sessions,
-    ShortString,
-    Viewer,
-    Words,
-)
+from relay.console.given import FormWords, Here, Operator, Sessions, Viewer
 from relay.console.looks import Look
 from relay.console.site import site_of
 from relay.console.templates import page
 from relay.errors import NotFoundError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Kind
+from relay.operate import held
+from relay.operate.asked import QUEUE_NAME, GroupId, ShortString, Words
 from relay.operate.failures import Where, by_weight, read_group, with_retries
-from relay.operate.letters.audit import Entry
+from relay.operate.jobs import ROLES
+from relay.operate.letters import asked as letters
+from relay.operate.letters.asked import RetryLetters
 from relay.operate.letters.change import queues_of
-from relay.operate.letters.letter import Selection as LetterSelection
-from relay.operate.messages.whereabouts import row_ids
+from relay.operate.operation import Role
+from relay.operate.parked import asked as parked
+from relay.operate.parked.asked import RetryParked
 from relay.operate.parked.read import Selection, first_parked
+from relay.operate.routes import asked as quarantine
 
 router = APIRouter()
 
@@ -94,24 +86,32 @@ class Order(BaseModel):
     type: Words = ""
     key: Words = ""
 
-    def rows(self, group: str) -> Selection:
-        """Return the parked rows that it means; UsageError for what is no id."""
-        ids = row_ids(self.id)
-        return Selection(
+    def rows(self, group: str) -> RetryParked:
+        """Return the parked rows that it means, and how they change."""
+        return RetryParked.model_construct(
             group=group,
-            ids=[each for each in ids if isinstance(each, int)] or None,
-            message_ids=[each for each in ids if isinstance(each, UUID)] or None,
+            ids=self.id,
             aggregate_type=self.type or None,
             aggregate_id=self.key or None,
+            why=self.why,
+            **asdict(self.caution),
         )
 
-    def letters(self, group: str) -> LetterSelection:
-        """Return the dead letters that it means."""
-        return LetterSelection(
+    @property
+    def caution(self) -> Caution:
+        """How carefully the job goes on."""
+        return STAGED if self.staged and self.kind is Kind.RETRY else NO_CAUTION
+
+    def letters(self, group: str) -> RetryLetters:
+        """Return the dead letters that it means, and how they change."""
+        return RetryLetters.model_construct(
+            queue=self.queue,
             group=group,
-            message_ids=frozenset(self.id),
+            message_ids=self.id,
             aggregate_type=self.type or None,
             aggregate_id=self.key or None,
+            why=self.why,
+            **asdict(self.caution),
         )
 
 
@@ -121,14 +121,14 @@ def list_failures(
 ) -> HTMLResponse:
     """Show the groups of parked rows, of routes in quarantine, of held messages, and of dead letters once looked at."""
     queues = _queues(request, [queues_of(each)[1] for each in queue])
-    letters = [group for each in queues if each.look and each.number for group in each.look.groups]
+    looked_at = [group for each in queues if each.look and each.number for group in each.look.groups]
     with database.session() as connection:
-        letters = with_retries(connection, database.schema, letters)
+        looked_at = with_retries(connection, database.schema, looked_at)
     return page(
         request,
         "failures.html",
-        groups=by_weight([*counted.groups, *letters])[:LISTED],
-        total=len(counted.groups) + len(letters),
+        groups=by_weight([*counted.groups, *looked_at])[:LISTED],
+        total=len(counted.groups) + len(looked_at),
         age_s=counted.age_s,
         queues=queues,
         unknown=seen.error if (seen := site_of(request).consumers.latest) else None,
@@ -147,7 +147,7 @@ async def look(request: Request, _: Operator, queue: Annotated[QueueName, Form()
 
 @router.get("/failures/{group}")
 def show_failure(
-    request: Request, operations: Operations, database: Sessions, *, counted: Groups, who: Viewer, group: str
+    request: Request, site: Here, database: Sessions, *, counted: Groups, who: Viewer, group: str
 ) -> HTMLResponse:
     """Show a group with its first rows or letters, and what can be done."""
     look = next((each for each in site_of(request).looks.latest.values() if group in each.first), None)
@@ -165,16 +165,16 @@ def show_failure(
         letters=look.first[group] if look else [],
         age_s=None if look else counted.age_s,
         rows=rows,
-        routes=operations.list_routes(group=group) if found.source is Where.QUARANTINE else [],
+        routes=site.do(quarantine.list_, quarantine.ListRoutes(group=group), who)
+        if found.source is Where.QUARANTINE
+        else [],
         kinds=[kind for kind in KINDS.get(found.source, ()) if who.role.includes(ROLES[kind])],
         can_try=who.role.includes(Role.OPERATOR),
     )
 
 
 @router.post("/failures/{group}/jobs")
-def order(
-    request: Request, operations: Operations, who: Operator, *, group: GroupId, asked: Annotated[Order, Form()]
-) -> Response:
+def order(site: Here, who: Operator, *, group: GroupId, asked: Annotated[Order, Form()]) -> Response:
     """Order a job over the group, or a part of it; the console runs it."""
     source, kind = Where.DEAD_LETTER if asked.queue else Where.PARKED, asked.kind
     if kind not in KINDS[source]:
@@ -184,34 +184,29 @@ def order(
         raise UsageError(f"say why: the audit keeps it with each message that you {kind}")
     if asked.part != bool(asked.id or asked.type or asked.key):
         raise UsageError("tick something or name a key for a part of the group; neither for all of it")
-    caution = STAGED if asked.staged and kind is Kind.RETRY else NO_CAUTION
     if asked.queue:
-        consumed, dead = queues_of(asked.queue)
-        entry = Entry(kind, dead, consumed if kind is Kind.RETRY else None, who.name, asked.why)
-        job = operations.order_letters(entry, asked.letters(group), caution=caution)
+        job = site.do(letters.CHANGES[kind], asked.letters(group), who)
     else:
-        job = operations.order_parked(kind, asked.rows(group), by=who.name, why=asked.why or None, caution=caution).job
-    site_of(request).runner.wake()
+        job = site.do(parked.CHANGES[kind], asked.rows(group), who).job
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
 
 
 @router.post("/failures/{group}/probe")
-def probe(operations: Operations, _: Operator, group: str) -> Response:
+def probe(site: Here, who: Operator, group: str) -> Response:
     """Ask the relays to try the routes of the group now."""
     with suppress(NotFoundError):  # the routes work by now
-        operations.probe([route.id for route in operations.list_routes(group=group)])
+        routes = site.do(quarantine.list_, quarantine.ListRoutes.model_construct(group=group), who)
+        site.do(quarantine.probe, quarantine.Probe(routes=tuple(route.id for route in routes)), who)
     return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)  # a group that is repaired has no page any more
 
 
 @router.post("/failures/{group}/held")
-def retry_held(
-    request: Request, operations: Operations, who: Operator, *, group: GroupId, why: FormWords = ""
-) -> Response:
+def retry_held(site: Here, who: Operator, *, group: GroupId, why: FormWords = "") -> Response:
     """Let the consumer try the held messages of the group now."""
     if not why:
         raise UsageError("say why: the audit keeps it")
-    operations.retry_held(group, by=who.name, why=why)
-    site_of(request).consumers.wake()
+    site.do(held.retry, held.RetryHeld(group=group, why=why), who)
+    site.consumers.wake()
     return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)
 
 

@@ -7,11 +7,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Role
-from relay.console.given import ROLES, FormWords, Id, Operations, Operator, Viewer
-from relay.console.site import site_of
+from relay.console.given import FormWords, Here, Operator, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
+from relay.operate import jobs
+from relay.operate.asked import Id
+from relay.operate.operation import Role
 
 router = APIRouter()
 
@@ -20,22 +21,21 @@ FAILURES = 50
 
 
 @router.get("/jobs")
-def list_jobs(request: Request, operations: Operations, _: Viewer) -> HTMLResponse:
+def list_jobs(request: Request, site: Here, who: Viewer) -> HTMLResponse:
     """Show the newest jobs."""
-    return page(request, "jobs.html", jobs=operations.list_jobs(limit=LISTED, kind=None))
+    return page(request, "jobs.html", jobs=site.do(jobs.list_, jobs.ListJobs(limit=LISTED), who).rows)
 
 
 @router.get("/jobs/{job}")
-def show_job(request: Request, operations: Operations, who: Viewer, job: Id) -> HTMLResponse:
+def show_job(request: Request, site: Here, who: Viewer, job: Id) -> HTMLResponse:
     """Show how far a job is, the rows that failed in it, and what can be done."""
-    shown = operations.show_job(job, limit=FAILURES)
+    shown = site.do(jobs.show, jobs.ShowJob(job=job, limit=FAILURES), who)
     return page(request, "job.html", job=shown.job, failures=shown.failures, can_turn=who.role.includes(Role.OPERATOR))
 
 
 @router.post("/jobs/{job}/{turn}")
 def turn_job(
-    request: Request,
-    operations: Operations,
+    site: Here,
     who: Operator,
     *,
     job: Id,
@@ -45,13 +45,11 @@ def turn_job(
     """Pause a job, let it go on, or end it for good."""
     match turn:
         case "pause":
-            operations.pause_job(job, by=who.name, why=why or None)
+            site.do(jobs.pause, jobs.TurnJob(job=job, why=why), who)
         case "resume":
-            who.require(ROLES[operations.show_job(job, limit=1).job.kind])
-            operations.resume_job(job, by=who.name, why=why or None)
-            site_of(request).runner.wake()
+            site.do(jobs.resume, jobs.TurnJob(job=job, why=why), who)
         case "cancel":
             if not why:
                 raise UsageError("say why the job ends: the audit keeps it")
-            operations.cancel_job(job, by=who.name, why=why)
+            site.do(jobs.cancel, jobs.CancelJob(job=job, why=why), who)
     return RedirectResponse(f"/jobs/{job}", HTTPStatus.SEE_OTHER)

@@ -12,13 +12,15 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from relay.console.access.identity import Identity, Role
-from relay.console.given import FormWords, Id, Operator, Sessions, Viewer
+from relay.console.access.identity import Identity
+from relay.console.given import FormWords, Operator, Sessions, Viewer
 from relay.console.site import site_of
 from relay.console.templates import page
 from relay.errors import OutboxError, UsageError
+from relay.operate.asked import Id
 from relay.operate.messages.look import Place, Search, State, row_id, search
 from relay.operate.messages.message import Audited, FoundMessage, read_audit, read_message, read_outcome, reveal_message
+from relay.operate.operation import Role
 from relay.runtime.scrub import scrub
 
 router = APIRouter()

@@ -8,7 +8,7 @@ from starlette.responses import HTMLResponse
 from relay.console.database import Database
 from relay.console.given import Configured, Sessions, Viewer
 from relay.console.templates import page
-from relay.operate.pauses import LaneStatus, list_lanes
+from relay.operate.lanes import LaneStatus, list_lanes
 from relay.operate.pool import read_status as read_pools
 from relay.operate.status import Node, list_nodes
 

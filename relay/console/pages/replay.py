@@ -1,5 +1,6 @@
 """`/replay`: count what was sent, by day, and send it again."""
 
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
@@ -9,14 +10,15 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Role
-from relay.console.given import Operations, Operator, Viewer, Words
-from relay.console.site import site_of
+from relay.console.given import Here, Operator, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
-from relay.operate.sent.selection import Filter
-from relay.operate.sent.target import Target, Trace
+from relay.operate import replay
+from relay.operate.asked import Words
+from relay.operate.operation import Role
+from relay.operate.replay import OrderReplay, ReplayFilter
+from relay.operate.sent.target import Trace
 
 router = APIRouter()
 
@@ -48,12 +50,11 @@ class Wanted(BaseModel):
     def is_empty(self) -> bool:
         return self == Wanted()
 
-    def filter(self) -> Filter:
+    def asked(self) -> ReplayFilter:
         """Return which messages to send again; UsageError for what is no message id."""
-        return Filter(
-            message_ids=[_message_id(each) for each in self.id.replace(",", " ").split() or [self.id]]
-            if self.id
-            else None,
+        named = self.id.replace(",", " ").split() or [self.id]
+        return ReplayFilter.model_construct(
+            message_ids=tuple(_message_id(each) for each in named) if self.id else (),
             aggregate_type=self.type or None,
             aggregate_id=self.key or None,
             event_type=self.event or None,
@@ -90,12 +91,12 @@ def _message_id(text: str) -> UUID:
 
 
 @router.get("/replay")
-def show(request: Request, operations: Operations, who: Viewer, wanted: Annotated[Wanted, Query()]) -> HTMLResponse:
+def show(request: Request, site: Here, who: Viewer, wanted: Annotated[Wanted, Query()]) -> HTMLResponse:
     """Show the form; with a filter also what would go out, by day."""
     words, found = "", None
     if not wanted.is_empty:
         try:
-            found = operations.preview_replay(wanted.filter())
+            found = site.do(replay.preview, wanted.asked(), who)
         except UsageError as error:
             words = str(error)
     return page(
@@ -110,13 +111,11 @@ def show(request: Request, operations: Operations, who: Viewer, wanted: Annotate
 
 
 @router.post("/replay")
-def order(request: Request, operations: Operations, who: Operator, asked: Annotated[Order, Form()]) -> Response:
+def order(site: Here, who: Operator, asked: Annotated[Order, Form()]) -> Response:
     """Order a replay; the console sends it."""
-    chosen = asked.filter()
-    if chosen == Filter():
+    chosen = asked.asked()
+    if chosen.is_everything:
         raise UsageError("choose what goes out again, by one filter at least")
-    job = operations.order_replay(
-        chosen, Target(trace=asked.trace), by=who.name, why=asked.why or None, caution=asked.caution()
-    )
-    site_of(request).runner.wake()
+    wanted = OrderReplay.model_construct(**dict(chosen), **asdict(asked.caution()), trace=asked.trace, why=asked.why)
+    job = site.do(replay.order, wanted, who)
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)

@@ -9,12 +9,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Role
-from relay.console.given import FormWords, Id, Lane, Operations, Operator, Owner, ShortString, Viewer
-from relay.console.site import site_of
+from relay.console.given import FormWords, Here, Operator, Owner, Viewer
 from relay.console.templates import page
 from relay.engine.session.session import LANES
 from relay.errors import NotFoundError, UsageError
+from relay.operate import lanes
+from relay.operate.asked import Id, Lane, Nothing, ShortString
+from relay.operate.operation import Role
+from relay.operate.routes import asked as quarantine
 
 router = APIRouter()
 
@@ -22,16 +24,16 @@ Name = Annotated[ShortString, Form()]
 
 
 @router.get("/routes")
-async def routes(request: Request, operations: Operations, who: Viewer) -> HTMLResponse:
+async def routes(request: Request, site: Here, who: Viewer) -> HTMLResponse:
     """Show the map, the routes in quarantine and the paused lanes."""
-    found = await run_in_threadpool(operations.list_routes)
-    lanes = await run_in_threadpool(operations.list_lanes)
+    found = await run_in_threadpool(site.do, quarantine.list_, quarantine.ListRoutes(), who)
+    carried = await run_in_threadpool(site.do, lanes.list_, Nothing(), who)
     return page(
         request,
         "routes.html",
-        map=await site_of(request).route_map.answer(),
+        map=await site.route_map.answer(),
         routes=found,
-        lanes=[lane for lane in lanes if lane.paused_at is not None],
+        lanes=[lane for lane in carried if lane.paused_at is not None],
         numbers=range(LANES),
         may_change=who.role.includes(Role.OPERATOR),
         may_discard=who.role.includes(Role.OWNER),
@@ -39,52 +41,48 @@ async def routes(request: Request, operations: Operations, who: Viewer) -> HTMLR
 
 
 @router.post("/routes/pause")
-def pause_route(
-    operations: Operations, who: Operator, *, routing_key: Name, exchange: Name = "", why: FormWords = ""
-) -> Response:
+def pause_route(site: Here, who: Operator, *, routing_key: Name, exchange: Name = "", why: FormWords = "") -> Response:
     """Pause an address, whether it works or not."""
-    operations.pause_route(exchange, routing_key, by=who.name, why=_reason(why))
+    asked = quarantine.PauseRoute(exchange=exchange, routing_key=routing_key, why=_reason(why))
+    site.do(quarantine.pause, asked, who)
     return _back()
 
 
 @router.post("/routes/{route}/resume")
-def resume_route(operations: Operations, who: Operator, *, route: Id, why: FormWords = "") -> Response:
+def resume_route(site: Here, who: Operator, *, route: Id, why: FormWords = "") -> Response:
     """Let the relays try a paused route."""
-    operations.resume_route(route, by=who.name, why=why or None)
+    site.do(quarantine.resume, quarantine.ResumeRoute(route=route, why=why), who)
     return _back()
 
 
 @router.post("/routes/{route}/probe")
-def probe(operations: Operations, _: Operator, route: Id) -> Response:
+def probe(site: Here, who: Operator, route: Id) -> Response:
     """Let the relays try a route now."""
     with suppress(NotFoundError):  # it works by now
-        operations.probe([route])
+        site.do(quarantine.probe, quarantine.Probe(routes=(route,)), who)
     return _back()
 
 
 @router.post("/routes/{route}/discard")
-def discard(request: Request, operations: Operations, who: Owner, *, route: Id, why: FormWords = "") -> Response:
+def discard(site: Here, who: Owner, *, route: Id, why: FormWords = "") -> Response:
     """Order a job that gives up all rows of a route; the console runs it."""
     if not why:
         raise UsageError("say why: the audit keeps it with each row that you discard")
-    job = operations.order_discard(route, [], by=who.name, why=why).job
-    site_of(request).runner.wake()
+    job = site.do(quarantine.discard, quarantine.ChangeRoute(route=route, why=why), who).job
     return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
 
 
 @router.post("/routes/lanes/pause")
-def pause_lane(
-    operations: Operations, who: Operator, *, lane: Annotated[Lane, Form()], why: FormWords = ""
-) -> Response:
+def pause_lane(site: Here, who: Operator, *, lane: Annotated[Lane, Form()], why: FormWords = "") -> Response:
     """Pause a lane."""
-    operations.pause_lane(lane, by=who.name, why=_reason(why))
+    site.do(lanes.pause, lanes.PauseLane(lane=lane, why=_reason(why)), who)
     return _back()
 
 
 @router.post("/routes/lanes/{lane}/resume")
-def resume_lane(operations: Operations, who: Operator, *, lane: Lane, why: FormWords = "") -> Response:
+def resume_lane(site: Here, who: Operator, *, lane: Lane, why: FormWords = "") -> Response:
     """Let the relays carry a paused lane."""
-    operations.resume_lane(lane, by=who.name, why=why or None)
+    site.do(lanes.resume, lanes.ResumeLane(lane=lane, why=why), who)
     return _back()
 
 

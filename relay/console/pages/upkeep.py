@@ -10,21 +10,12 @@ from psycopg.sql import SQL, Identifier
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.access.identity import Role
-from relay.console.given import (
-    Alone,
-    AppId,
-    Configured,
-    FormWords,
-    Operations,
-    Operator,
-    Owner,
-    Sessions,
-    Version,
-    Viewer,
-)
+from relay.console.given import Alone, Configured, FormWords, Here, Operator, Owner, Sessions, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
+from relay.operate import batches
+from relay.operate.asked import AppId, Version
+from relay.operate.operation import Role
 from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
 
 router = APIRouter()
@@ -63,15 +54,15 @@ def drop(settings: Configured, who: Owner, _: Alone, why: FormWords = "") -> Res
 
 
 @router.get("/batches")
-def batches(request: Request, operations: Operations, who: Viewer) -> HTMLResponse:
+def show_batches(request: Request, site: Here, who: Viewer) -> HTMLResponse:
     """Show the newest batches of Spark."""
-    found = operations.list_batches(limit=LISTED)
+    found = site.do(batches.list_, batches.ListBatches(limit=LISTED), who)
     return page(request, "batches.html", batches=found, may_give_up=who.role.includes(Role.OPERATOR))
 
 
 @router.post("/batches/give-up")
 def give_up(
-    operations: Operations,
+    site: Here,
     who: Operator,
     *,
     app_id: Annotated[AppId, Form()],
@@ -81,7 +72,7 @@ def give_up(
     """Let no more of a batch be written."""
     if not why:
         raise UsageError("say why: the job that runs it again is told")
-    operations.give_up_batch(app_id, version, by=who.name, why=why)
+    site.do(batches.give_up, batches.GiveUp(app_id=app_id, version=version, why=why), who)
     return RedirectResponse("/batches", HTTPStatus.SEE_OTHER)
 
 

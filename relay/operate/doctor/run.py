@@ -9,11 +9,13 @@ from pathlib import Path
 from relay.config.settings import Settings
 from relay.engine.node import Node
 from relay.logger import get_logger
+from relay.operate.asked import Closed, Nothing
 from relay.operate.doctor.broker import examine_broker
 from relay.operate.doctor.database import examine_database
-from relay.operate.doctor.finding import Finding, Verdict
+from relay.operate.doctor.finding import Finding, Verdict, worst
 from relay.operate.doctor.review import review
 from relay.operate.doctor.settings import exposure, memory, routes
+from relay.operate.operation import Role, Servers, operation
 
 
 def examine(settings: Settings, file: Path | None = None) -> list[Finding]:
@@ -34,6 +36,20 @@ def examine(settings: Settings, file: Path | None = None) -> list[Finding]:
 
 async def _broker(settings: Settings) -> list[Finding]:
     return [finding async for finding in examine_broker(settings)]
+
+
+class Checklist(Closed):
+    """What the doctor has found."""
+
+    verdict: Verdict
+    findings: list[Finding]
+
+
+@operation("doctor", "GET /doctor", Role.VIEWER, is_alone=True)
+def doctor(at: Servers, _: Nothing) -> Checklist:
+    """Look for what would not work before a message is sent; changes nothing."""
+    findings = examine(at.settings, at.file)
+    return Checklist(verdict=worst(findings), findings=findings)
 
 
 log = get_logger(__name__)

@@ -1,7 +1,8 @@
 """Look at dead letters, which stay where they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from shlex import quote
 
 from relay.config.settings import BrokerSettings
@@ -46,6 +47,38 @@ async def list_letters(broker: BrokerSettings, queue: str, selection: Selection)
     """Return the letters that are meant, without their bodies."""
     letters: list[Letter] = []
     return letters, await read_letters(broker, queue, selection, lambda held: letters.append(held.letter))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of letters that may be thrown away."""
+
+    matched: int
+    oldest: datetime | None  # the last failure of that letter which failed first
+    first: list[Letter]
+    warning: str | None
+
+
+async def look_through(broker: BrokerSettings, queue: str, selection: Selection, *, first: int) -> Seen:
+    """Look at all letters that are meant, and keep the first so many: a queue may have a million."""
+    letters: list[Letter] = []
+    oldest: datetime | None = None
+
+    def note(held: Held) -> None:
+        nonlocal oldest
+        letter = held.letter
+        if len(letters) < first:
+            letters.append(letter)
+        oldest = min((each for each in (oldest, letter.last_failed_at) if each is not None), default=None)
+
+    read = await read_letters(broker, queue, selection, note)
+    return Seen(read.matched, oldest, letters, read.warning)
+
+
+def seen_of(letters: Sequence[Letter], *, matched: int, warning: str | None, first: int) -> Seen:
+    """Return what `look_through` does, of letters that were listed."""
+    failed = [each.last_failed_at for each in letters if each.last_failed_at is not None]
+    return Seen(matched, min(failed, default=None), list(letters[:first]), warning)
 
 
 async def count_letters(broker: BrokerSettings, queue: str) -> int:

@@ -12,9 +12,9 @@ from psycopg.sql import SQL, Identifier
 
 from relay.errors import UsageError
 from relay.observe.printable import printable, utc
+from relay.operate.asked import MAX_ID
 
 RowId = int | UUID  # its id, or its message id
-MAX_ID = 2**63 - 1
 
 SENT_TIMEOUT = 20.0  # seconds; the days of sent rows have no index by id, and are read from end to end
 

@@ -18,9 +18,11 @@ from psycopg.sql import SQL, Composed, Identifier
 from relay.engine.session.session import ROUTES_CHANGED, nodes_channel
 from relay.engine.settle.quarantine import PROBE_INITIAL, PROBE_MAX, PROBES_A_SECOND
 from relay.errors import NotFoundError, UsageError
+from relay.operate.cause import cause_of, group_of
 from relay.operate.messages.whereabouts import RowId, WhyMissing, as_parameters, find_rows, whereabouts
 from relay.servers.postgres.database import one
 
+SOURCE = "quarantine"  # of a failure group
 PROBE_WAIT, PROBE_POLL = 10.0, 0.1  # seconds: a probe is answered within about five
 
 # A row that only waits behind another one of its key; it keeps its own address.
@@ -84,6 +86,28 @@ def list_routes(connection: psycopg.Connection, schema: str) -> list[RouteStatus
     statement = READ_ROUTES.format(schema=Identifier(schema), is_behind=IS_BEHIND, **probes)
     with connection.cursor(row_factory=class_row(RouteStatus)) as cursor:
         return cursor.execute(statement).fetchall()
+
+
+def routes_of_group(connection: psycopg.Connection, schema: str, group: str) -> list[RouteStatus]:
+    """Return the routes of a group, the oldest first.
+
+    Raises:
+        NotFoundError: no route in quarantine is of this group.
+    """
+    routes = [each for each in failing_routes(connection, schema) if route_group(each.reason, each.exchange) == group]
+    if not routes:
+        raise NotFoundError(f"no route of failure group {group} is in quarantine: see `relay failures list`")
+    return routes
+
+
+def failing_routes(connection: psycopg.Connection, schema: str) -> list[RouteStatus]:
+    """Return the routes in quarantine that nobody has paused: a pause is no failure."""
+    return [each for each in list_routes(connection, schema) if each.paused_at is None]
+
+
+def route_group(reason: str, exchange: str) -> str:
+    """Return the id of the group of a route in quarantine."""
+    return group_of(SOURCE, cause_of(reason), None, exchange)
 
 
 def read_route(connection: psycopg.Connection, schema: str, route: int) -> RouteStatus:

@@ -8,7 +8,6 @@ from uuid import UUID
 import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
-from relay.operate.sent.moment import parse_interval
 from relay.servers.postgres.database import one
 
 FOREVER = datetime(1, 1, 1, tzinfo=UTC)
@@ -58,30 +57,6 @@ class Selection:
         until = moment if self.until is None else min(self.until, moment)
         times = {"since": self.since or FOREVER, "until": until}
         return {name: SQL("{}::timestamptz").format(Literal(time.isoformat())) for name, time in times.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """A filter as an operator writes it: `since` and `until` are moments, or lengths of time ago."""
-
-    message_ids: list[UUID] | None = None
-    aggregate_type: str | None = None
-    aggregate_id: str | None = None
-    event_type: str | None = None
-    since: str | None = None
-    until: str | None = None
-
-    def selection(self, moment: datetime) -> Selection:
-        """Return the filter with its moments by a clock that shows `moment`; UsageError when nothing can match."""
-        since, until = parse_interval(self.since, self.until, moment)
-        return Selection(
-            message_ids=self.message_ids or None,
-            aggregate_type=self.aggregate_type,
-            aggregate_id=self.aggregate_id,
-            event_type=self.event_type,
-            since=since,
-            until=until,
-        )
 
 
 @dataclass(frozen=True, slots=True)

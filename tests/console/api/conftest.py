@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.api.program import Program, tokens
 from tests.console.site import running, users
 

@@ -11,8 +11,8 @@ import httpx
 from fastapi import FastAPI
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
 from relay.console.access.tokens import TokenFile
+from relay.operate.operation import Role
 from tests.console.site import browser, running, users
 from tests.support.eventually import eventually
 

@@ -8,8 +8,9 @@ import pytest
 from fastapi import FastAPI
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Requirement, Role
+from relay.console.access.identity import Requirement
 from relay.console.access.tokens import TokenFile
+from relay.operate.operation import Role
 from tests.console.api.program import PREFIX, Program
 from tests.console.routes import routes
 from tests.console.site import running

@@ -1,6 +1,6 @@
 """A program gives up a batch of Spark once, and sees what stays."""
 
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.api.program import Program
 from tests.operate.batches import AUDIT, WRITE
 from tests.operate.rows import Rows

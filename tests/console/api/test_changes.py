@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from relay.cli.command import run_command
-from relay.console.access.identity import Role
 from relay.console.access.tokens import TokenFile
+from relay.operate.operation import Role
 from tests.console.api.program import Program
 from tests.console.rows import YESTERDAY
 from tests.operate.rows import Rows

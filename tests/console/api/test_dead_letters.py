@@ -11,12 +11,12 @@ from pamqp.commands import Basic
 
 from relay.config.settings import DatabaseSettings, Settings
 from relay.console import runner
-from relay.console.access.identity import Role
 from relay.errors import PartlyDoneError
 from relay.jobs.job import resume_job
 from relay.operate.letters.change import Done
 from relay.operate.letters.job import order_letters, run_letters
 from relay.operate.letters.letter import Selection
+from relay.operate.operation import Role
 from relay.operate.session import session
 from tests.console.api.program import Program
 from tests.consume.conftest import client, inbox, queue, table

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.api.program import Program
 from tests.operate.held import held
 from tests.operate.rows import Rows

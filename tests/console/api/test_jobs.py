@@ -6,7 +6,7 @@ from psycopg.types.json import Jsonb
 
 from relay.config.settings import Settings
 from relay.console import runner
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from relay.operate.parked import change as release
 from tests.console.api.program import Program
 from tests.console.rows import sent

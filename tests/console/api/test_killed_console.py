@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.cli.command import RELAY, Command
 from tests.console.api.program import Program, tokens
 from tests.console.rows import waiting

@@ -16,9 +16,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
 from relay.console.api.openapi import as_text, document
 from relay.console.api.router import router
+from relay.operate.operation import Role
 from tests.console.api.program import Program, tokens
 from tests.console.site import serving, users
 from tests.operate.rows import Rows
@@ -32,6 +32,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
+VAGUE = {"Listing", "Look", "Order", "Change", "Chosen", "Retry", "Done", "Pause", "Resume", "Reasoned"}  # of what?
 EXAMPLES = 15  # of each operation
 WRITING = "post"
 LOOKING = ("/look", "/preview", "/reveal", "/export")  # how paths end that read by a POST
@@ -46,6 +47,18 @@ async def test_the_document_is_published(program: Program) -> None:
     answer = await program.get("/openapi.json")
 
     assert answer.json() == document(router.routes)
+
+
+def test_what_the_document_names_is_named_once_and_says_its_noun() -> None:
+    """A generated client makes a file of each operation, and a class of each schema."""
+    told = document(router.routes)
+    ids = [operation["operationId"] for item in told["paths"].values() for operation in item.values()]
+    schemas = told["components"]["schemas"]
+
+    assert len(ids) == len(set(ids))
+    assert [each for each in ids if "api_v1" in each] == []
+    assert {name: schema["title"] for name, schema in schemas.items() if schema["title"] != name} == {}
+    assert [name for name in schemas if "_" in name or name in VAGUE] == []
 
 
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # schemathesis does

@@ -1,6 +1,6 @@
 """Parked rows are listed page by page, shown, sent again and given up by the API."""
 
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.console.api.program import Program
 from tests.operate.rows import Rows
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from relay.config.settings import Settings
-from relay.console.access.identity import Role
+from relay.operate.operation import Role
 from tests.cli.command import Command, Result
 from tests.console.api.program import tokens
 from tests.console.site import serving, users
@@ -30,6 +30,11 @@ WHY = ("--why", "fixed")
 PAUSED = """
     INSERT INTO outbox.job (kind, source, made_by, filter, state, selected, by_console)
     VALUES ('retry', 'parked', 'me', '{}', 'paused', 2, %s)
+"""
+
+MANY = """
+    INSERT INTO outbox.job (kind, source, made_by, filter, state, selected)
+    SELECT 'retry', 'parked', 'me', '{}', 'done', 1 FROM generate_series(1, 1003)
 """
 
 
@@ -124,6 +129,15 @@ async def test_what_it_changes_is_the_same_and_the_audit_has_the_tokens_name(end
     assert (lane.out, over.out) == ("paused lane 7\n", "resumed lane 7\n")
     audit = rows.connection.execute("SELECT DISTINCT done_by, why FROM outbox.operator_audit").fetchall()
     assert audit == [("program-owner", "fixed")]
+
+
+async def test_a_list_of_several_pages_comes_whole(ends: Ends, rows: Rows) -> None:
+    """The API gives 1000 rows at a time."""
+    rows.connection.execute(MANY)
+
+    listed = await ends.there("jobs", "list", "--limit", "1002", "--output", "json")
+
+    assert [job["id"] for job in json.loads(listed.out)] == list(range(1003, 1, -1))
 
 
 async def test_a_console_goes_on_with_its_job_and_not_with_that_of_a_command(ends: Ends, rows: Rows) -> None:

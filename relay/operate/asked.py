@@ -1,21 +1,29 @@
-"""What requests are made of: texts and ids that the database can take, and the filters of the lists."""
+"""What requests are made of: texts and ids that the database can take. Each noun has its requests beside it."""
 
-from typing import Annotated
-from uuid import UUID
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from relay.console.given import QUEUE_NAME, GroupId, Id
+from relay.engine.session.session import LANES
 from relay.errors import UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
-from relay.operate.messages.whereabouts import RowId, row_ids
-from relay.operate.parked import read as parked
-from relay.operate.sent.selection import Filter
 
-MOST = 1000  # rows that one request lists or changes
+MAX_ID = 2**63 - 1
+MOST = 1000  # rows that one request lists or names
+QUEUE_NAME = r"^[A-Za-z0-9_.:@#,/+ -]{1,200}$"  # that a request may name
 
 Text = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=1000)]
+ShortString = Annotated[str, StringConstraints(pattern=r"^[^\u0000]*$", max_length=255)]
+# PostgreSQL takes no NUL in a text. Empty means that nothing was said.
+Words = Annotated[str, AfterValidator(lambda text: text.replace("\0", "").strip()), Field(max_length=500)]
 Why = Annotated[Text, StringConstraints(strip_whitespace=True, min_length=1)]
+Id = Annotated[int, Field(ge=1, le=MAX_ID)]
+Lane = Annotated[int, Field(ge=0, lt=LANES)]
+# The name of a batch of Spark.
+AppId = Annotated[str, StringConstraints(pattern=r"^[^\u0000]+$", max_length=1000)]
+Version = Annotated[int, Field(ge=-MAX_ID - 1, le=MAX_ID)]
+GroupId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
+Group = Annotated[GroupId | None, Field(description="A failure group: what has one cause.")]
 RowName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f-]{1,36}$"), Field(description="Its id or message id.")]
 RowNames = Annotated[tuple[RowName, ...], Field(max_length=MOST)]
 QueueName = Annotated[
@@ -28,10 +36,10 @@ Moment = Annotated[
     StringConstraints(pattern=r"^[^\u0000]*$", max_length=50),
     Field(description="2026-11-21T08:00:00Z, or so long ago: 2h"),
 ]
-Group = Annotated[GroupId | None, Field(description="A failure group: what has one cause.")]
 Cursor = Annotated[
     str | None, StringConstraints(max_length=100), Field(description="`next` of an earlier page; else the first page.")
 ]
+Next = Annotated[str | None, Field(description="The cursor of the next page; null on the last one.")]
 Limit = Annotated[int, Field(ge=1, le=MOST)]
 
 
@@ -39,6 +47,31 @@ class Closed(BaseModel):
     """A part of a request; what it does not know is refused."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Page(Closed):
+    """A page of a list, which has a list of rows, and in `next` the cursor of the next page."""
+
+    @property
+    def listed(self) -> list[Any]:
+        """The rows, whatever they are called."""
+        (rows,) = [value for value in vars(self).values() if isinstance(value, list)]
+        return rows
+
+    @property
+    def cursor(self) -> str | None:
+        """The cursor of the next page."""
+        cursor: str | None = vars(self)["next"]
+        return cursor
+
+    def add(self, following: "Page") -> None:
+        """Be one page with the next one."""
+        self.listed.extend(following.listed)
+        vars(self)["next"] = following.cursor
+
+
+class Nothing(Closed):
+    """Nothing is asked that would have to be said."""
 
 
 class Reasoned(Closed):
@@ -66,28 +99,6 @@ class MessageFilter(Closed):
     event_type: Text | None = None
 
 
-class ParkedFilter(MessageFilter):
-    """Which parked rows."""
-
-    ids: RowNames = ()
-    reason: Annotated[Text | None, Field(description="A part of the reason.")] = None
-    group: Group = None
-
-    def selection(self, limit: int | None) -> parked.Selection:
-        """Return the rows that it means; UsageError for what is no id."""
-        ids = row_ids(self.ids)
-        return parked.Selection(
-            ids=[each for each in ids if isinstance(each, int)] or None,
-            message_ids=[each for each in ids if isinstance(each, UUID)] or None,
-            aggregate_type=self.aggregate_type,
-            aggregate_id=self.aggregate_id,
-            event_type=self.event_type,
-            reason=self.reason,
-            group=self.group,
-            limit=limit,
-        )
-
-
 class Paced(Closed):
     """A job, and how fast it goes."""
 
@@ -112,31 +123,6 @@ class Staged(Paced):
         if self.stop_when_failing is not None and not self.stages:
             raise UsageError("stop_when_failing needs stages, such as [1, 10, 100]")
         return Caution(rate=self.rate, stages=self.stages, stop_when_failing=self.stop_when_failing)
-
-
-class ReplayFilter(MessageFilter):
-    """Which sent rows."""
-
-    message_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST)] = ()
-    since: Moment = None
-    until: Moment = None
-
-    def filter(self) -> Filter:
-        """Return the filter as the operation takes it."""
-        return Filter(
-            message_ids=list(self.message_ids) or None,
-            aggregate_type=self.aggregate_type,
-            aggregate_id=self.aggregate_id,
-            event_type=self.event_type,
-            since=self.since,
-            until=self.until,
-        )
-
-
-def row_id(name: str) -> RowId:
-    """Return the id or message id; UsageError when it is neither."""
-    (found,) = row_ids([name])
-    return found
 
 
 def check_choice(*, is_filtered: bool, is_all: bool) -> None:

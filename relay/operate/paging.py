@@ -8,7 +8,7 @@ import binascii
 import re
 
 from relay.errors import UsageError
-from relay.operate.messages.whereabouts import MAX_ID
+from relay.operate.asked import MAX_ID
 
 FORM = re.compile(r"([a-z-]+):([0-9]{1,19})")
 

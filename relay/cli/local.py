@@ -1,0 +1,31 @@
+"""Operations, done on the servers of the settings; the jobs that they order run in this process."""
+
+import asyncio
+from dataclasses import replace
+
+from relay.config.loading import Loaded
+from relay.jobs.job import Job
+from relay.operate.jobs import job_of
+from relay.operate.operation import BULK_TIMEOUT, Asked, Given, Operation, Servers
+from relay.operate.parked.change import Show, run_rows
+from relay.operate.session import session
+from relay.servers.postgres.database import refuse_pooler
+
+
+class LocalOperations:
+    """See `relay.cli.operations.Operations`."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        database = loaded.settings.database
+        self._servers = Servers(loaded.settings, lambda timeout: session(database, timeout=timeout), file=loaded.file)
+
+    def do(self, operation: Operation[Asked, Given], asked: Asked, *, by: str = "") -> Given:
+        return operation.does(replace(self._servers, by=by), asked)
+
+    def finish(self, operation: Operation[Asked, Given], asked: Asked, *, by: str, show: Show) -> tuple[Given, Job]:
+        asyncio.run(refuse_pooler(self._servers.settings.database))  # its lock tells who runs the job
+        given = self.do(operation, asked, by=by)
+        job = job_of(given)
+        show(job)
+        with self._servers.connect(BULK_TIMEOUT) as connection:
+            return given, run_rows(connection, self._servers.schema, job, show=show)

@@ -1,1 +1,0 @@
-"""What an operator can do, by the command line or the HTTP API. Start at operations.py."""
