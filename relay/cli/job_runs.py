@@ -18,7 +18,7 @@ from relay.cli.printing import aside, complain, counted, print_json, say
 from relay.cli.progress import Seen, shown_progress
 from relay.config.settings import LogSettings, Settings
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
-from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution, Job, Kind, Source
+from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution, Job, Kind, Source, State
 from relay.logger import get_logger
 from relay.operate.letters.audit import Entry
 from relay.operate.letters.change import Done as LettersDone
@@ -162,15 +162,18 @@ def report_rows(job: Job, output: Output) -> ExitCode:
 def how_it_ended(job: Job) -> ExitCode:
     """Return the exit code of a job over rows, and tell what an operator should know of its end."""
     match job.state:
-        case "done":
+        case State.DONE:
             if job.failed:
                 complain(f"{job.failed} rows failed again: `relay jobs show {job.id}` tells which, and why")
             return ExitCode.FAILED if job.failed else ExitCode.DONE
-        case "paused":
+        case State.INTERRUPTED:
+            aside(how_to_go_on(job.id))
+            return ExitCode.INTERRUPTED
+        case State.PAUSED:
             complain(f"{job.words} is paused: {job.paused_because}")
             aside(how_to_go_on(job.id))
-        case state:
-            complain(f"{job.words} is {state}")
+        case State.RUNNING | State.CANCELLED:
+            complain(f"{job.words} is {job.state}")
     return ExitCode.PARTLY
 
 

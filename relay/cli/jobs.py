@@ -23,7 +23,7 @@ from relay.errors import UsageError
 from relay.jobs.job import Job, Kind, Source, cancellable, resume_job
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
-from relay.operate.parked.change import run_rows
+from relay.operate.bulk import run
 from relay.operate.session import session
 
 BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
@@ -101,10 +101,12 @@ def resume(
             case Source.DEAD_LETTER:
                 return run_letters_job(settings, connection, found, output)
             case Source.PARKED | Source.ARCHIVED | Source.QUARANTINED:
-                with shown_rows(settings.log, found.words) as shown:
-                    found = run_rows(connection, schema, found, show=shown)
-                return report_rows(found, output)
-    return run_replay(settings, found, rate, output)
+                pass
+    if found.source is Source.SENT:
+        return run_replay(settings, found, rate, output)
+    with shown_rows(settings.log, found.words) as shown:
+        found = run(settings, found, show=shown)
+    return report_rows(found, output)
 
 
 def _have_resumed(options: RemoteOptions, job: int, audit: Audit, output: Output) -> ExitCode:

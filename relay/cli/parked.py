@@ -25,8 +25,8 @@ from relay.cli.printing import aside, complain, counted, print_json, print_pairs
 from relay.jobs.job import Caution, Kind
 from relay.observe.printable import utc
 from relay.operate.messages.whereabouts import row_ids
-from relay.operate.parked.change import Done
 from relay.operate.parked.read import ARCHIVED, PARKED, Parked, ParkedMessage, Selection
+from relay.operate.parked.work import Done
 from relay.operations.operations import Operations
 
 LIST_COLUMNS = (

@@ -17,15 +17,16 @@ from psycopg.sql import SQL, Identifier
 from relay.config.settings import Settings
 from relay.errors import BusyError, DeadlineError, JobTurnedError, OutboxError, PartlyDoneError, UnavailableError
 from relay.jobs.job import Job, Source, pause_itself, read_job
+from relay.jobs.runner import Run
 from relay.logger import get_logger
+from relay.operate.bulk import run_of
 from relay.operate.letters.change import Command, Done
 from relay.operate.letters.job import run_letters
-from relay.operate.parked.change import run_rows
 from relay.operate.sent.run import Replay
 from relay.operate.sent.serve import run_in_words
 from relay.operate.session import session
 from relay.runtime.backoff import wait_for_event
-from relay.servers.postgres.database import one_line, unplug
+from relay.servers.postgres.database import one_line
 from relay.servers.postgres.statement_fault import StatementFault, fault_of
 
 log = get_logger(__name__)
@@ -56,7 +57,7 @@ class Runner:
         self._wanted = (asyncio.Event(), asyncio.Event(), asyncio.Event())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
-        self._connection: psycopg.Connection | None = None
+        self._rows: Run | None = None
         self._letters: Command | None = None
         self._replay: Replay | None = None
 
@@ -70,7 +71,7 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         rows, letters, replays = self._wanted
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep(rows, lambda: asyncio.to_thread(self._run_rows)), name="jobs")
+            tasks.create_task(self._keep(rows, self._run_rows), name="jobs")
             tasks.create_task(self._keep(letters, lambda: asyncio.to_thread(self._run_letters)), name="letters")
             tasks.create_task(self._keep(replays, self._run_replays), name="replays")
 
@@ -82,8 +83,8 @@ class Runner:
             self._replay.stop()
         if self._letters is not None:
             self._letters.stop()
-        if self._connection is not None:
-            unplug(self._connection)
+        if self._rows is not None:
+            self._rows.stop()
 
     def _set(self) -> None:
         for each in self._wanted:
@@ -101,19 +102,19 @@ class Runner:
                 self._note(error)
             await wait_for_event(wanted, LOOK_INTERVAL)
 
-    def _run_rows(self) -> None:
-        try:
-            with session(self._settings.database, timeout=STATEMENT_TIMEOUT) as connection:
-                self._connection = connection
-                for job in self._waiting(connection, ROWS):
-                    if self._stopping.is_set():
-                        return
-                    try:
-                        self._tell(run_rows(connection, self._schema, read_job(connection, self._schema, job)))
-                    except Exception as error:  # the next job may go well
-                        self._pause(connection, job, self._reason_to_pause(job, error))
-        finally:
-            self._connection = None
+    async def _run_rows(self) -> None:
+        for job in await asyncio.to_thread(self._in_session, partial(self._waiting, sources=ROWS)):
+            if self._stopping.is_set():
+                return
+            read = partial(read_job, schema=self._schema, job=job)
+            try:
+                self._rows = run_of(self._settings, await asyncio.to_thread(self._in_session, read))
+                self._tell(await self._rows.run())
+            except Exception as error:  # the next job may go well
+                pause = partial(self._pause, job=job, because=self._reason_to_pause(job, error))
+                await asyncio.to_thread(self._in_session, pause)
+            finally:
+                self._rows = None
 
     def _run_letters(self) -> None:
         broker, run = self._settings.broker, self._run_letters_command

@@ -15,8 +15,10 @@ from relay.engine.send.routes import Router
 from relay.errors import UsageError
 from relay.jobs import job as jobs
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
+from relay.jobs.runner import Show
 from relay.operate import batches, pauses, pool
 from relay.operate.batches import BatchStatus
+from relay.operate.bulk import run
 from relay.operate.doctor.finding import Finding
 from relay.operate.failures import (
     by_weight,
@@ -35,14 +37,14 @@ from relay.operate.letters.letter import Held, Letter
 from relay.operate.letters.letter import Selection as LetterSelection
 from relay.operate.letters.read import count_letters, list_letters, read_letters, show_letter
 from relay.operate.messages.whereabouts import RowId
-from relay.operate.parked import change as release
-from relay.operate.parked.change import Done, Show
+from relay.operate.parked import work as parked
 from relay.operate.parked.read import PARKED, ParkedMessage, list_parked, show_parked
 from relay.operate.parked.read import Selection as ParkedSelection
+from relay.operate.parked.work import Done
 from relay.operate.pauses import LaneStatus
 from relay.operate.routes import quarantine
-from relay.operate.routes.discard import order_discard
 from relay.operate.routes.quarantine import Changed, RouteStatus
+from relay.operate.routes.work import order_discard
 from relay.operate.sent.selection import Filter, count_by_day, now
 from relay.operate.sent.serve import order_replay
 from relay.operate.sent.target import Target, check_target
@@ -132,7 +134,7 @@ class LocalOperations:
 
     def preview_parked(self, kind: Kind, selection: ParkedSelection) -> Done:
         with self._connect(BULK_TIMEOUT) as connection:
-            return release.preview(connection, self._schema, kind, selection)
+            return parked.preview(connection, self._schema, kind, selection)
 
     def change_parked(
         self,
@@ -146,17 +148,19 @@ class LocalOperations:
     ) -> Done:
         asyncio.run(refuse_pooler(self._settings.database))  # its lock tells who runs the job
         with self._connect(BULK_TIMEOUT) as connection:
-            return release.change_rows(
-                connection, self._schema, kind, selection, by=by, why=why, caution=caution, show=show
-            )
+            not_found = parked.rows_not_found(connection, self._schema, kind, selection)
+            job = parked.order_rows(connection, self._schema, kind, selection, by=by, why=why, caution=caution)
+        show(job)
+        job = run(self._settings, job, show=show)
+        return Done(job.done, job.released, not_found, job.id, job.state)
 
     def order_parked(
         self, kind: Kind, selection: ParkedSelection, *, by: str, why: str | None, caution: Caution
     ) -> Ordered:
         """Write down a job that the consoles run."""
         with self._connect(BULK_TIMEOUT) as connection:
-            not_found = release.rows_not_found(connection, self._schema, kind, selection)
-            job = release.order_rows(
+            not_found = parked.rows_not_found(connection, self._schema, kind, selection)
+            job = parked.order_rows(
                 connection, self._schema, kind, selection, by=by, why=why, caution=caution, by_console=True
             )
         return Ordered(job, not_found)
@@ -243,8 +247,8 @@ class LocalOperations:
         asyncio.run(refuse_pooler(self._settings.database))  # its lock tells who runs the job
         with self._connect(BULK_TIMEOUT) as connection:
             ordered = self._order_discard(connection, route, rows, by=by, why=why, by_console=False)
-            show(ordered.job)
-            job = release.run_rows(connection, self._schema, ordered.job, show=show)
+        show(ordered.job)
+        job = run(self._settings, ordered.job, show=show)
         return Done(job.done, job.released, ordered.not_found, job.id, job.state)
 
     def order_discard(self, route: int, rows: Sequence[RowId], *, by: str, why: str) -> Ordered:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from relay.jobs.job import Caution, Job, Kind
+from relay.jobs.runner import Show as ShowJob
 from relay.operate.batches import BatchStatus
 from relay.operate.doctor.finding import Finding
 from relay.operate.letters.audit import Entry
@@ -15,10 +16,9 @@ from relay.operate.letters.change import Done as LettersDone
 from relay.operate.letters.change import Show
 from relay.operate.letters.letter import Selection as LetterSelection
 from relay.operate.messages.whereabouts import RowId
-from relay.operate.parked.change import Done
-from relay.operate.parked.change import Show as ShowJob
 from relay.operate.parked.read import ParkedMessage
 from relay.operate.parked.read import Selection as ParkedSelection
+from relay.operate.parked.work import Done
 from relay.operate.pauses import LaneStatus
 from relay.operate.pool import PoolsStatus
 from relay.operate.routes.quarantine import Changed, RouteStatus

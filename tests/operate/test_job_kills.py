@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from relay.jobs.job import Job, Kind, read_job
-from relay.operate.parked.change import order_rows
 from relay.operate.parked.read import Selection
-from relay.operate.routes.discard import order_discard
+from relay.operate.parked.work import order_rows
 from relay.operate.routes.quarantine import list_routes
+from relay.operate.routes.work import order_discard
 from tests.operate.rows import Rows
 from tests.replay.conftest import Commands
 from tests.support.eventually import eventually

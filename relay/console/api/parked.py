@@ -28,8 +28,8 @@ from relay.console.given import Operations, Operator, Owner, Sessions, Viewer, w
 from relay.jobs.job import Kind
 from relay.operate.messages.message import note_reveal
 from relay.operate.messages.whereabouts import MAX_ID
-from relay.operate.parked.change import Done
 from relay.operate.parked.read import ARCHIVED, PARKED, Parked, ParkedMessage
+from relay.operate.parked.work import Done
 from relay.operations.results import Ordered
 
 router = APIRouter(prefix="/parked", tags=["parked"])
