@@ -22,10 +22,10 @@ from relay.jobs.job import NO_CAUTION, Caution
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable, utc
 from relay.operate.letters.audit import Entry
-from relay.operate.letters.change import queues_of
 from relay.operate.letters.document import json_of
 from relay.operate.letters.export import export, written_whole
 from relay.operate.letters.letter import Letter, Selection
+from relay.operate.letters.work import queues_of
 from relay.operate.sent.moment import parse_interval
 from relay.operations.operations import Operations
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-import psycopg
 import uvloop
 from cyclopts import Parameter, validators
 
@@ -20,11 +19,12 @@ from relay.config.settings import LogSettings, Settings
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution, Job, Kind, Source, State
 from relay.logger import get_logger
+from relay.operate.bulk import run_letters
 from relay.operate.letters.audit import Entry
-from relay.operate.letters.change import Done as LettersDone
-from relay.operate.letters.change import Show as ShowLetters
-from relay.operate.letters.job import done_by_console, entry_of, run_letters
 from relay.operate.letters.read import list_command
+from relay.operate.letters.work import Done as LettersDone
+from relay.operate.letters.work import Show as ShowLetters
+from relay.operate.letters.work import done_by_console, entry_of
 from relay.operate.sent.run import Progress, RunEnd
 from relay.operate.sent.serve import serve
 from relay.servers.postgres.database import refuse_pooler
@@ -238,11 +238,11 @@ def shown_letters(log_settings: LogSettings, entry: Entry) -> Iterator[ShowLette
         yield lambda *seen: show(Seen(*seen))
 
 
-def run_letters_job(settings: Settings, connection: psycopg.Connection, job: Job, output: Output) -> ExitCode:
+def run_letters_job(settings: Settings, job: Job, output: Output) -> ExitCode:
     """Do the rest of a job over dead letters, and print what was done."""
     entry = entry_of(job)
     with shown_letters(settings.log, entry) as show:
-        done = asyncio.run(run_letters(connection, settings.database.schema_name, settings.broker, job, show=show))
+        done = run_letters(settings, job, show=show)
     return report_letters(done, entry, output)
 
 

@@ -26,7 +26,6 @@ from relay.observe.printable import utc
 from relay.operate.bulk import run
 from relay.operate.session import session
 
-BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
 LIST_COLUMNS = (
     "id", "kind", "source", "state", "made at", "made by", "filter", "selected", "done", "failed", "why",
 )  # fmt: skip
@@ -93,20 +92,17 @@ def resume(
     settings = options.load().settings
     schema = settings.database.schema_name
     refuse_pooler_of(settings)
-    with session(settings.database, timeout=BULK_TIMEOUT) as connection:
+    with session(settings.database) as connection:
         found = resume_job(connection, schema, job, by=audit.operator, why=audit.reason or None)
-        match found.source:
-            case Source.SENT:
-                pass  # its session is another one
-            case Source.DEAD_LETTER:
-                return run_letters_job(settings, connection, found, output)
-            case Source.PARKED | Source.ARCHIVED | Source.QUARANTINED:
-                pass
-    if found.source is Source.SENT:
-        return run_replay(settings, found, rate, output)
-    with shown_rows(settings.log, found.words) as shown:
-        found = run(settings, found, show=shown)
-    return report_rows(found, output)
+    match found.source:
+        case Source.SENT:
+            return run_replay(settings, found, rate, output)
+        case Source.DEAD_LETTER:
+            return run_letters_job(settings, found, output)
+        case Source.PARKED | Source.ARCHIVED | Source.QUARANTINED:
+            with shown_rows(settings.log, found.words) as shown:
+                found = run(settings, found, show=shown)
+            return report_rows(found, output)
 
 
 def _have_resumed(options: RemoteOptions, job: int, audit: Audit, output: Output) -> ExitCode:

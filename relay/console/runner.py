@@ -20,8 +20,6 @@ from relay.jobs.job import Job, Source, pause_itself, read_job
 from relay.jobs.runner import Run
 from relay.logger import get_logger
 from relay.operate.bulk import run_of
-from relay.operate.letters.change import Command, Done
-from relay.operate.letters.job import run_letters
 from relay.operate.sent.run import Replay
 from relay.operate.sent.serve import run_in_words
 from relay.operate.session import session
@@ -32,7 +30,6 @@ from relay.servers.postgres.statement_fault import StatementFault, fault_of
 log = get_logger(__name__)
 
 LOOK_INTERVAL = 5.0  # seconds between two looks for jobs that another console has left
-STATEMENT_TIMEOUT = 600.0  # seconds: one head may have a million rows behind it
 ROWS = (Source.PARKED, Source.ARCHIVED, Source.QUARANTINED)
 LETTERS = (Source.DEAD_LETTER,)
 REPLAYS = (Source.SENT,)
@@ -44,7 +41,7 @@ WAITING = SQL("""
 
 
 class Runner:
-    """Runs jobs over rows and over letters in a thread each, on separate connections, and replays in the event loop.
+    """Runs jobs over rows, over letters and replays beside each other, and those of a kind one after the other.
 
     Args:
         note: called with an error that nobody has foreseen, and that ended a look for jobs.
@@ -57,8 +54,7 @@ class Runner:
         self._wanted = (asyncio.Event(), asyncio.Event(), asyncio.Event())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
-        self._rows: Run | None = None
-        self._letters: Command | None = None
+        self._runs: set[Run] = set()
         self._replay: Replay | None = None
 
     def wake(self) -> None:
@@ -71,8 +67,8 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         rows, letters, replays = self._wanted
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep(rows, self._run_rows), name="jobs")
-            tasks.create_task(self._keep(letters, lambda: asyncio.to_thread(self._run_letters)), name="letters")
+            tasks.create_task(self._keep(rows, partial(self._run_all, ROWS)), name="jobs")
+            tasks.create_task(self._keep(letters, partial(self._run_all, LETTERS)), name="letters")
             tasks.create_task(self._keep(replays, self._run_replays), name="replays")
 
     def stop(self) -> None:
@@ -81,10 +77,8 @@ class Runner:
         self._set()
         if self._replay is not None:
             self._replay.stop()
-        if self._letters is not None:
-            self._letters.stop()
-        if self._rows is not None:
-            self._rows.stop()
+        for run in self._runs:
+            run.stop()
 
     def _set(self) -> None:
         for each in self._wanted:
@@ -102,41 +96,23 @@ class Runner:
                 self._note(error)
             await wait_for_event(wanted, LOOK_INTERVAL)
 
-    async def _run_rows(self) -> None:
-        for job in await asyncio.to_thread(self._in_session, partial(self._waiting, sources=ROWS)):
+    async def _run_all(self, sources: Sequence[Source]) -> None:
+        for job in await asyncio.to_thread(self._in_session, partial(self._waiting, sources=sources)):
             if self._stopping.is_set():
                 return
             read = partial(read_job, schema=self._schema, job=job)
             try:
-                self._rows = run_of(self._settings, await asyncio.to_thread(self._in_session, read))
-                self._tell(await self._rows.run())
+                run = run_of(self._settings, await asyncio.to_thread(self._in_session, read))
+                self._runs.add(run)
+                if self._stopping.is_set():
+                    run.stop()
+                try:
+                    self._tell(await run.run())
+                finally:
+                    self._runs.discard(run)
             except Exception as error:  # the next job may go well
                 pause = partial(self._pause, job=job, because=self._reason_to_pause(job, error))
                 await asyncio.to_thread(self._in_session, pause)
-            finally:
-                self._rows = None
-
-    def _run_letters(self) -> None:
-        broker, run = self._settings.broker, self._run_letters_command
-        with session(self._settings.database, timeout=STATEMENT_TIMEOUT) as connection:
-            for job in self._waiting(connection, LETTERS):
-                if self._stopping.is_set():
-                    return
-                try:
-                    found = read_job(connection, self._schema, job)
-                    asyncio.run(run_letters(connection, self._schema, broker, found, run=run))
-                    self._tell(read_job(connection, self._schema, job))
-                except Exception as error:  # the next job may go well
-                    self._pause(connection, job, self._reason_to_pause(job, error))
-
-    async def _run_letters_command(self, command: Command) -> Done:
-        self._letters = command
-        try:
-            if self._stopping.is_set():
-                command.stop()
-            return await command.run()
-        finally:
-            self._letters = None
 
     async def _run_replays(self) -> None:
         for job in await asyncio.to_thread(self._in_session, partial(self._waiting, sources=REPLAYS)):
@@ -168,6 +144,8 @@ class Runner:
             Exception: the error itself, when it is over at a later look.
         """
         cause = error.__cause__ if isinstance(error, PartlyDoneError) and error.__cause__ else error
+        if isinstance(cause.__cause__, psycopg.Error) and cause.__cause__.sqlstate:
+            cause = cause.__cause__  # in the database's words, which tell more kinds apart
         if self._stopping.is_set() or passes(cause):
             raise error
         if isinstance(cause, BusyError | JobTurnedError):

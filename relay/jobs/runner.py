@@ -62,11 +62,15 @@ class Saving:
     def __init__(self, schema: str, job: Job) -> None:
         self.job = job
         self._schema = schema
+        self._is_read = False  # since this process has the lock
 
     async def take_lock(self, connection: psycopg.AsyncConnection) -> None:
         statement = TAKE_LOCK.format(lock=lock_name(self._schema), job=Literal(self.job.id))
         if await (await connection.execute(statement)).fetchone() != (True,):
             raise BusyError(f"{self.job.words} is run by another process")
+        if not self._is_read:  # later on we know better: what was not saved, too
+            self.job = await self.read(connection)
+            self._is_read = True
 
     async def check(self, connection: psycopg.AsyncConnection) -> None:
         state = await (await connection.execute(self._sql(LOCK_JOB))).fetchone()
@@ -195,7 +199,7 @@ class Run:
             log.warning("drain.timed_out", job=self._saving.job.id, seconds=self._drain_timeout)
             return self._interrupted()
         except (psycopg.Error, OutboxError) as error:
-            if not self._of_this_run:
+            if not self._of_this_run + self._work.doubtful:
                 raise
             raise PartlyDoneError(self._how_far(error)) from error
         finally:
@@ -212,7 +216,6 @@ class Run:
 
     async def _carry(self) -> Job:
         saving, work = self._saving, self._work
-        saving.job = await work.use(saving.read)
         self._tried = saving.job.tried
         try:
             while not self._stopping.is_set():
@@ -295,5 +298,6 @@ class Run:
         whole.reschedule(asyncio.get_running_loop().time() + self._drain_timeout + GOODBYE)
 
     def _how_far(self, error: Exception) -> str:
-        rows, left, job = self._of_this_run, self._work.left, self._saving.job.id
-        return f"{rows} rows are done, {left}: {one_line(error)}; `relay jobs resume {job}` goes on"
+        done = f"{self._of_this_run} {self._work.things} are done"
+        goes_on = f"`relay jobs resume {self._saving.job.id}` goes on"
+        return f"{done}, {self._work.left}: {one_line(error)}; {goes_on}"

@@ -100,7 +100,10 @@ class Save(Protocol):
     job: Job
 
     async def take_lock(self, connection: psycopg.AsyncConnection) -> None:
-        """Let no other process run the job while this connection lives; BusyError when one does."""
+        """Let no other process run the job while this connection lives; BusyError when one does.
+
+        The first time it reads the job: another process may have gone on with it.
+        """
 
     async def check(self, connection: psycopg.AsyncConnection) -> None:
         """Lock the job until the transaction ends; JobTurnedError when an operator has paused or cancelled it."""
@@ -128,18 +131,23 @@ class Work(Protocol):
     Attributes:
         pace: how many rows may go.
         most: rows that a step takes at most.
-        left: what the sentence for a partial end says of the rest: "the others stay parked".
+        things, left: what the sentence for a partial end says, as in "3 rows are done, the others stay parked".
         under_way: rows that a step began with, and that a later step counts.
+        doubtful: rows that may be done, and are not counted.
     """
 
     pace: Pace
     most: int
+    things: str
 
     @property
     def left(self) -> str: ...
 
     @property
     def under_way(self) -> int: ...
+
+    @property
+    def doubtful(self) -> int: ...
 
     def opened(self, save: Save) -> AbstractAsyncContextManager[None]:
         """Connect, and take the job's lock on each connection to the database."""

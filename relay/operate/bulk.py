@@ -6,6 +6,8 @@ from relay.config.settings import Settings
 from relay.jobs.job import Job, Source
 from relay.jobs.runner import Run, Show
 from relay.jobs.work import Work
+from relay.operate.letters.work import Done, LettersWork
+from relay.operate.letters.work import Show as ShowLetters
 from relay.operate.parked.work import ParkedWork
 from relay.operate.routes.work import DiscardWork
 
@@ -17,14 +19,16 @@ def work_of(settings: Settings, job: Job) -> Work:
             return ParkedWork(settings.database, job)
         case Source.QUARANTINED:
             return DiscardWork(settings.database, job)
-        case Source.SENT | Source.DEAD_LETTER:
+        case Source.DEAD_LETTER:
+            return LettersWork(settings.database, settings.broker, job)
+        case Source.SENT:
             raise NotImplementedError
 
 
-def run_of(settings: Settings, job: Job, *, show: Show = lambda _: None) -> Run:
+def run_of(settings: Settings, job: Job, work: Work | None = None, *, show: Show = lambda _: None) -> Run:
     """Return the run of a job in this process, which begins by `run`."""
-    drain_timeout = settings.relay.drain_timeout
-    return Run(settings.database.schema_name, job, work_of(settings, job), drain_timeout=drain_timeout, show=show)
+    does = work_of(settings, job) if work is None else work
+    return Run(settings.database.schema_name, job, does, drain_timeout=settings.relay.drain_timeout, show=show)
 
 
 def run(settings: Settings, job: Job, *, show: Show = lambda _: None) -> Job:
@@ -32,5 +36,15 @@ def run(settings: Settings, job: Job, *, show: Show = lambda _: None) -> Job:
 
     async def until_told() -> Job:
         return await run_of(settings, job, show=show).run_until_told()
+
+    return asyncio.run(until_told())
+
+
+def run_letters(settings: Settings, job: Job, *, show: ShowLetters = lambda *_: None) -> Done:
+    """Do as `run`, and return what became of the letters."""
+
+    async def until_told() -> Done:
+        work = LettersWork(settings.database, settings.broker, job, show=show)
+        return work.result(await run_of(settings, job, work).run_until_told())
 
     return asyncio.run(until_told())

@@ -47,6 +47,9 @@ def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iter
 class SessionWork:
     """What a job's work is that has one session; when that is lost, the run of the job ends."""
 
+    things = "rows"
+    under_way = doubtful = 0
+
     def __init__(self, database: DatabaseSettings, *, timeout: float = STATEMENT_TIMEOUT) -> None:
         self._database = database
         self._schema = database.schema_name

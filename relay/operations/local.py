@@ -18,7 +18,7 @@ from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
 from relay.jobs.runner import Show
 from relay.operate import batches, pauses, pool
 from relay.operate.batches import BatchStatus
-from relay.operate.bulk import run
+from relay.operate.bulk import run, run_letters
 from relay.operate.doctor.finding import Finding
 from relay.operate.failures import (
     by_weight,
@@ -29,13 +29,13 @@ from relay.operate.failures import (
     with_retries,
 )
 from relay.operate.held import retry_held
-from relay.operate.letters import change
+from relay.operate.letters import work as letters_work
 from relay.operate.letters.audit import Entry
 from relay.operate.letters.document import document
-from relay.operate.letters.job import order_letters, run_letters
 from relay.operate.letters.letter import Held, Letter
 from relay.operate.letters.letter import Selection as LetterSelection
 from relay.operate.letters.read import count_letters, list_letters, read_letters, show_letter
+from relay.operate.letters.work import order_letters
 from relay.operate.messages.whereabouts import RowId
 from relay.operate.parked import work as parked
 from relay.operate.parked.read import PARKED, ParkedMessage, list_parked, show_parked
@@ -109,7 +109,7 @@ class LocalOperations:
         with self._connect(None) as connection:
             groups = list_groups(connection, self._schema)
             for queue in queues:
-                _, dead = change.queues_of(queue)
+                _, dead = letters_work.queues_of(queue)
                 letters: list[Letter] = []
                 read = asyncio.run(read_letters(self._settings.broker, dead, LetterSelection(), _append_to(letters)))
                 groups += with_retries(connection, self._schema, group_letters(letters, dead))
@@ -186,8 +186,8 @@ class LocalOperations:
     def show_letter(self, queue: str, message_id: str) -> dict[str, Any]:
         return document(asyncio.run(show_letter(self._settings.broker, queue, message_id)))
 
-    def preview_letters(self, entry: Entry, selection: LetterSelection) -> change.Done:
-        return asyncio.run(change.preview_letters(self._settings.broker, entry, selection))
+    def preview_letters(self, entry: Entry, selection: LetterSelection) -> letters_work.Done:
+        return asyncio.run(letters_work.preview_letters(self._settings.broker, entry, selection))
 
     def change_letters(
         self,
@@ -195,12 +195,12 @@ class LocalOperations:
         selection: LetterSelection,
         *,
         caution: Caution = NO_CAUTION,
-        show: change.Show = lambda *_: None,
-    ) -> change.Done:
+        show: letters_work.Show = lambda *_: None,
+    ) -> letters_work.Done:
         asyncio.run(refuse_pooler(self._settings.database))  # its lock tells who runs the job
         with self._connect(None) as connection:
             job = order_letters(connection, self._schema, entry, selection, caution=caution)
-            return asyncio.run(run_letters(connection, self._schema, self._settings.broker, job, show=show))
+        return run_letters(self._settings, job, show=show)
 
     def order_letters(self, entry: Entry, selection: LetterSelection, *, caution: Caution) -> Job:
         """Write down a job that the consoles run."""

@@ -12,9 +12,9 @@ from relay.jobs.runner import Show as ShowJob
 from relay.operate.batches import BatchStatus
 from relay.operate.doctor.finding import Finding
 from relay.operate.letters.audit import Entry
-from relay.operate.letters.change import Done as LettersDone
-from relay.operate.letters.change import Show
 from relay.operate.letters.letter import Selection as LetterSelection
+from relay.operate.letters.work import Done as LettersDone
+from relay.operate.letters.work import Show
 from relay.operate.messages.whereabouts import RowId
 from relay.operate.parked.read import ParkedMessage
 from relay.operate.parked.read import Selection as ParkedSelection

@@ -26,12 +26,11 @@ from relay.jobs.runner import Show as ShowJob
 from relay.operate.batches import BatchStatus
 from relay.operate.doctor.finding import Finding
 from relay.operate.letters.audit import Entry
-from relay.operate.letters.change import Done as LettersDone
-from relay.operate.letters.change import Show
-from relay.operate.letters.job import done_by_console
 from relay.operate.letters.letter import Letter
 from relay.operate.letters.letter import Selection as LetterSelection
 from relay.operate.letters.read import Read
+from relay.operate.letters.work import Done as LettersDone
+from relay.operate.letters.work import Show, done_by_console
 from relay.operate.messages.whereabouts import RowId
 from relay.operate.parked.read import ARCHIVED, ParkedMessage
 from relay.operate.parked.read import Selection as ParkedSelection

@@ -18,7 +18,6 @@ class ToyWork(SessionWork):
     """Counts each number up once. Odd numbers "fail" a look later."""
 
     most = 3
-    under_way = 0
     left = "the others stay"
 
     def __init__(self, database: DatabaseSettings, job: Job) -> None:

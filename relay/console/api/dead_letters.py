@@ -36,9 +36,9 @@ from relay.console.given import Configured, Operations, Operator, Owner, Session
 from relay.jobs.job import Job
 from relay.observe.printable import printable_json
 from relay.operate.letters.audit import Entry
-from relay.operate.letters.change import Done, queues_of
 from relay.operate.letters.export import export
 from relay.operate.letters.letter import Letter, Selection
+from relay.operate.letters.work import Done, queues_of
 from relay.operate.messages.message import note_reveal
 from relay.operate.messages.whereabouts import MAX_ID
 from relay.operate.sent.moment import parse_interval

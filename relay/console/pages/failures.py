@@ -35,8 +35,8 @@ from relay.errors import NotFoundError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Kind
 from relay.operate.failures import Where, by_weight, read_group, with_retries
 from relay.operate.letters.audit import Entry
-from relay.operate.letters.change import queues_of
 from relay.operate.letters.letter import Selection as LetterSelection
+from relay.operate.letters.work import queues_of
 from relay.operate.messages.whereabouts import row_ids
 from relay.operate.parked.read import Selection, first_parked
 

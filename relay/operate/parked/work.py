@@ -227,7 +227,6 @@ class ParkedWork(SessionWork):
     """A job over parked or archived rows; see `relay.jobs.work.Work`."""
 
     most = BATCH_HEADS
-    under_way = 0
 
     def __init__(self, database: DatabaseSettings, job: Job) -> None:
         super().__init__(database)

@@ -94,7 +94,6 @@ class DiscardWork(SessionWork):
     """
 
     most = BATCH
-    under_way = 0
     left = "the others stay in quarantine"
 
     def __init__(self, database: DatabaseSettings, job: Job) -> None:
