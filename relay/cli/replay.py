@@ -24,9 +24,9 @@ from relay.cli.printing import aside, print_json, print_table, say
 from relay.errors import UsageError
 from relay.jobs.job import Caution
 from relay.operate.sent.selection import Filter, now
-from relay.operate.sent.serve import order_replay
 from relay.operate.sent.target import Target as Address
 from relay.operate.sent.target import Trace, check_target
+from relay.operate.sent.work import order_replay
 from relay.operate.session import session
 from relay.operations.left_out import left_out
 from relay.operations.results import ReplayPreview

@@ -7,7 +7,7 @@ over at a later look. Whatever else ends a job, foreseen or not, pauses that job
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -19,9 +19,7 @@ from relay.errors import BusyError, DeadlineError, JobTurnedError, OutboxError, 
 from relay.jobs.job import Job, Source, pause_itself, read_job
 from relay.jobs.runner import Run
 from relay.logger import get_logger
-from relay.operate.bulk import run_of
-from relay.operate.sent.run import Replay
-from relay.operate.sent.serve import run_in_words
+from relay.operate.bulk import run_of, work_of
 from relay.operate.session import session
 from relay.runtime.backoff import wait_for_event
 from relay.servers.postgres.database import one_line
@@ -30,9 +28,11 @@ from relay.servers.postgres.statement_fault import StatementFault, fault_of
 log = get_logger(__name__)
 
 LOOK_INTERVAL = 5.0  # seconds between two looks for jobs that another console has left
-ROWS = (Source.PARKED, Source.ARCHIVED, Source.QUARANTINED)
-LETTERS = (Source.DEAD_LETTER,)
-REPLAYS = (Source.SENT,)
+KINDS = {  # of jobs, that run beside each other
+    "jobs": (Source.PARKED, Source.ARCHIVED, Source.QUARANTINED),
+    "letters": (Source.DEAD_LETTER,),
+    "replays": (Source.SENT,),
+}
 Result = TypeVar("Result")
 
 WAITING = SQL("""
@@ -51,11 +51,10 @@ class Runner:
         self._settings = settings
         self._schema = settings.database.schema_name
         self._note = note
-        self._wanted = (asyncio.Event(), asyncio.Event(), asyncio.Event())
+        self._wanted = {kind: asyncio.Event() for kind in KINDS}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
         self._runs: set[Run] = set()
-        self._replay: Replay | None = None
 
     def wake(self) -> None:
         """Look for jobs at once; any thread may call it."""
@@ -65,30 +64,26 @@ class Runner:
     async def run(self) -> None:
         """Run what there is to run, until `stop`."""
         self._loop = asyncio.get_running_loop()
-        rows, letters, replays = self._wanted
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep(rows, partial(self._run_all, ROWS)), name="jobs")
-            tasks.create_task(self._keep(letters, partial(self._run_all, LETTERS)), name="letters")
-            tasks.create_task(self._keep(replays, self._run_replays), name="replays")
+            for kind, wanted in self._wanted.items():
+                tasks.create_task(self._keep(wanted, KINDS[kind]), name=kind)
 
     def stop(self) -> None:
         """End `run`; a job that it works on is left after its last whole batch."""
         self._stopping.set()
         self._set()
-        if self._replay is not None:
-            self._replay.stop()
         for run in self._runs:
             run.stop()
 
     def _set(self) -> None:
-        for each in self._wanted:
+        for each in self._wanted.values():
             each.set()
 
-    async def _keep(self, wanted: asyncio.Event, run: Callable[[], Awaitable[None]]) -> None:
+    async def _keep(self, wanted: asyncio.Event, sources: Sequence[Source]) -> None:
         while not self._stopping.is_set():
             wanted.clear()
             try:
-                await run()
+                await self._run_all(sources)
             except OutboxError as error:
                 if not self._stopping.is_set():
                     log.warning("console.jobs_wait", error=str(error))
@@ -102,7 +97,8 @@ class Runner:
                 return
             read = partial(read_job, schema=self._schema, job=job)
             try:
-                run = run_of(self._settings, await asyncio.to_thread(self._in_session, read))
+                found = await asyncio.to_thread(self._in_session, read)
+                run = run_of(self._settings, found, work_of(self._settings, found))
                 self._runs.add(run)
                 if self._stopping.is_set():
                     run.stop()
@@ -113,21 +109,6 @@ class Runner:
             except Exception as error:  # the next job may go well
                 pause = partial(self._pause, job=job, because=self._reason_to_pause(job, error))
                 await asyncio.to_thread(self._in_session, pause)
-
-    async def _run_replays(self) -> None:
-        for job in await asyncio.to_thread(self._in_session, partial(self._waiting, sources=REPLAYS)):
-            if self._stopping.is_set():
-                return
-            read = partial(read_job, schema=self._schema, job=job)
-            try:
-                self._replay = Replay(self._settings, await asyncio.to_thread(self._in_session, read), rate=None)
-                await run_in_words(self._replay)
-                self._tell(await asyncio.to_thread(self._in_session, read))
-            except Exception as error:  # the next job may go well
-                pause = partial(self._pause, job=job, because=self._reason_to_pause(job, error))
-                await asyncio.to_thread(self._in_session, pause)
-            finally:
-                self._replay = None
 
     def _in_session(self, work: Callable[[psycopg.Connection], Result]) -> Result:
         with session(self._settings.database) as connection:

@@ -7,8 +7,7 @@ another process can read that, and go on after a kill (relay/jobs/runner.py).
 import getpass
 import os
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -333,25 +332,9 @@ def resume_job(connection: psycopg.Connection, schema: str, job: int, *, by: str
     return read_job(connection, schema, job)
 
 
+# By the lock others see that a job runs.
 TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtext({lock}), {job}::integer)")
 LEAVE_LOCK = SQL("SELECT pg_advisory_unlock(hashtext({lock}), {job}::integer)")
-
-
-@contextmanager
-def running(connection: psycopg.Connection, schema: str, job: Job) -> Iterator[None]:
-    """Hold the job's lock, by which others see that it runs.
-
-    Raises:
-        BusyError: another process runs it.
-    """
-    names = {"lock": lock_name(schema), "job": Literal(job.id)}
-    if connection.execute(TAKE_LOCK.format(**names)).fetchone() != (True,):
-        raise BusyError(f"{job.words} is run by another process")
-    try:
-        yield
-    finally:
-        if not connection.closed:
-            connection.execute(LEAVE_LOCK.format(**names))
 
 
 def lock_name(schema: str) -> Literal:

@@ -13,6 +13,7 @@ there saves no more.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
@@ -20,11 +21,12 @@ import psycopg
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.errors import BusyError, JobTurnedError, OutboxError, PartlyDoneError
-from relay.jobs.job import TAKE_LOCK, Job, State, lock_name, read_running
+from relay.jobs.job import LEAVE_LOCK, TAKE_LOCK, Job, State, lock_name, read_running
+from relay.jobs.pace import NAP
 from relay.jobs.stages import Stage, stage_of, why_paused
 from relay.jobs.work import Did, Ended, Failure, Outcome, Step, Stuck, Waits, Work
 from relay.logger import get_logger
-from relay.runtime.backoff import wait_for_event
+from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
 from relay.runtime.stopping import GOODBYE, stopped_by_signals
 from relay.servers.postgres.database import one, one_line
 
@@ -72,6 +74,10 @@ class Saving:
             self.job = await self.read(connection)
             self._is_read = True
 
+    async def leave_lock(self, connection: psycopg.AsyncConnection) -> None:
+        """Let another process run the job."""
+        await connection.execute(LEAVE_LOCK.format(lock=lock_name(self._schema), job=Literal(self.job.id)))
+
     async def check(self, connection: psycopg.AsyncConnection) -> None:
         state = await (await connection.execute(self._sql(LOCK_JOB))).fetchone()
         if state != ("open",):
@@ -98,6 +104,7 @@ class Saving:
                     failed=job.failed + news.failed,
                     released=job.released + news.released,
                     position=news.position,
+                    selected=job.selected if news.selected is None else news.selected,
                 )
             case Outcome():
                 because = why_paused(job, news.rows, news.failing, news.words)
@@ -192,12 +199,17 @@ class Run:
                 if self._stopping.is_set():
                     self._end_soon(self._whole)
                 async with self._work.opened(self._saving):
-                    return await self._carry()
+                    ended = await self._carry()
+                    # A session that is closed has its locks a little longer, and a resume would be refused.
+                    await self._work.use(self._saving.leave_lock)
+                    return ended
         except TimeoutError:
             if self._whole is None or not self._whole.expired():
                 raise
-            log.warning("drain.timed_out", job=self._saving.job.id, seconds=self._drain_timeout)
+            log.warning("drain.timed_out", in_flight=self._work.under_way, seconds=self._drain_timeout)
             return self._interrupted()
+        except PartlyDoneError:
+            raise
         except (psycopg.Error, OutboxError) as error:
             if not self._of_this_run + self._work.doubtful:
                 raise
@@ -218,13 +230,16 @@ class Run:
         saving, work = self._saving, self._work
         self._tried = saving.job.tried
         try:
-            while not self._stopping.is_set():
-                await self._go_on()
-                if saving.job.state in (State.DONE, State.PAUSED):
-                    return saving.job
+            while saving.job.state is State.RUNNING:
+                if self._stopping.is_set():
+                    if (did := await work.settle(saving)) is not None:
+                        saving.job = saving.with_news(did)
+                    return self._interrupted()
+                with suppress(Stopping):
+                    await self._go_on()
         except JobTurnedError:
             return await work.use(saving.read)
-        return self._interrupted()
+        return saving.job
 
     async def _go_on(self) -> None:
         """Do a step, or look at the outcome of a stage."""
@@ -233,14 +248,22 @@ class Run:
         if stage is not None and left <= 0 and not self._work.under_way:
             await self._end_stage()
             return
-        room = await self._work.pace.room(min(left, self._work.most)) if left > 0 else 0
+        if left > 0:
+            room = await self._work.pace.room(min(left, self._work.most))
+        else:  # until what is under way tells that the stage is full
+            await wait_for_event(self._stopping, NAP)
+            room = 0
         if not room and not self._work.under_way:
             await self._look()
             return
         before = self._tried + self._work.under_way
-        step = await self._work.step(room, self._saving)
+        step = await self._step(room)
         await self._take(step, stage)
         self._work.pace.give_back(room - (self._tried + self._work.under_way - before))
+
+    async def _step(self, room: int) -> Step:
+        step = self._work.step(room, self._saving)
+        return await unless_stopping(self._stopping, step) if self._work.may_be_cut else await step
 
     async def _take(self, step: Step, stage: Stage | None) -> None:
         match step:

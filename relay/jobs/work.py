@@ -25,6 +25,7 @@ class Did:
         done, failed, released: as of `Job`, of this step alone.
         refused: what was tried and is left as it was; a later run tries it again.
         position: behind which the next step begins.
+        selected: rows that the job has in all; None: as before.
     """
 
     done: int = 0
@@ -32,6 +33,7 @@ class Did:
     released: int = 0
     refused: int = 0
     position: int
+    selected: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +136,13 @@ class Work(Protocol):
         things, left: what the sentence for a partial end says, as in "3 rows are done, the others stay parked".
         under_way: rows that a step began with, and that a later step counts.
         doubtful: rows that may be done, and are not counted.
+        may_be_cut: whether a stop cancels a step; else it is waited for.
     """
 
     pace: Pace
     most: int
     things: str
+    may_be_cut: bool
 
     @property
     def left(self) -> str: ...
@@ -157,6 +161,9 @@ class Work(Protocol):
 
     async def step(self, room: int, save: Save) -> Step:
         """Change at most `room` rows, and call `save` where the work's own transaction commits."""
+
+    async def settle(self, save: Save, /) -> Did | None:
+        """A stop was asked for: finish what is under way, and save it."""
 
     async def outcome(self, save: Save) -> Outcome | Waits | Stuck:
         """Save what came of a stage, and return it."""

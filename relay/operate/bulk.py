@@ -1,6 +1,8 @@
 """Run a job that was ordered: the work that its source asks for, in this process."""
 
-import asyncio
+import gc
+
+import uvloop
 
 from relay.config.settings import Settings
 from relay.jobs.job import Job, Source
@@ -10,10 +12,15 @@ from relay.operate.letters.work import Done, LettersWork
 from relay.operate.letters.work import Show as ShowLetters
 from relay.operate.parked.work import ParkedWork
 from relay.operate.routes.work import DiscardWork
+from relay.operate.sent.work import ReplayWork
 
 
-def work_of(settings: Settings, job: Job) -> Work:
-    """Return what does a job."""
+def work_of(settings: Settings, job: Job, *, rate: float | None = None) -> Work:
+    """Return what does a job.
+
+    Args:
+        rate: of a replay, in place of the job's.
+    """
     match job.source:
         case Source.PARKED | Source.ARCHIVED:
             return ParkedWork(settings.database, job)
@@ -22,22 +29,24 @@ def work_of(settings: Settings, job: Job) -> Work:
         case Source.DEAD_LETTER:
             return LettersWork(settings.database, settings.broker, job)
         case Source.SENT:
-            raise NotImplementedError
+            return ReplayWork(settings, job, rate=rate)
 
 
-def run_of(settings: Settings, job: Job, work: Work | None = None, *, show: Show = lambda _: None) -> Run:
+def run_of(settings: Settings, job: Job, work: Work, *, show: Show = lambda _: None) -> Run:
     """Return the run of a job in this process, which begins by `run`."""
-    does = work_of(settings, job) if work is None else work
-    return Run(settings.database.schema_name, job, does, drain_timeout=settings.relay.drain_timeout, show=show)
+    return Run(settings.database.schema_name, job, work, drain_timeout=settings.relay.drain_timeout, show=show)
 
 
-def run(settings: Settings, job: Job, *, show: Show = lambda _: None) -> Job:
+def run(settings: Settings, job: Job, *, rate: float | None = None, show: Show = lambda _: None) -> Job:
     """Run a job as a command does, until its end or a signal, and return it; raises as `Run.run`."""
 
     async def until_told() -> Job:
-        return await run_of(settings, job, show=show).run_until_told()
+        return await run_of(settings, job, work_of(settings, job, rate=rate), show=show).run_until_told()
 
-    return asyncio.run(until_told())
+    # As the relay itself (relay/engine/node.py): rows live for milliseconds, and they are in no cycle.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    return uvloop.run(until_told())
 
 
 def run_letters(settings: Settings, job: Job, *, show: ShowLetters = lambda *_: None) -> Done:
@@ -47,4 +56,4 @@ def run_letters(settings: Settings, job: Job, *, show: ShowLetters = lambda *_: 
         work = LettersWork(settings.database, settings.broker, job, show=show)
         return work.result(await run_of(settings, job, work).run_until_told())
 
-    return asyncio.run(until_told())
+    return uvloop.run(until_told())

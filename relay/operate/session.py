@@ -49,6 +49,7 @@ class SessionWork:
 
     things = "rows"
     under_way = doubtful = 0
+    may_be_cut = False
 
     def __init__(self, database: DatabaseSettings, *, timeout: float = STATEMENT_TIMEOUT) -> None:
         self._database = database
@@ -75,6 +76,9 @@ class SessionWork:
 
     async def use(self, call: Callable[[psycopg.AsyncConnection], Awaitable[Answer]]) -> Answer:
         return await call(self._connection)
+
+    async def settle(self, _: Save) -> None:
+        """Nothing is under way between two steps."""
 
 
 def limit_statements(connection: psycopg.Connection, seconds: float) -> None:

@@ -46,8 +46,8 @@ from relay.operate.routes import quarantine
 from relay.operate.routes.quarantine import Changed, RouteStatus
 from relay.operate.routes.work import order_discard
 from relay.operate.sent.selection import Filter, count_by_day, now
-from relay.operate.sent.serve import order_replay
 from relay.operate.sent.target import Target, check_target
+from relay.operate.sent.work import order_replay
 from relay.operate.session import session
 from relay.operate.status import Node, Status, list_nodes, read_status
 from relay.operations.left_out import left_out

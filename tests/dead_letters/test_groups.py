@@ -1,7 +1,7 @@
 """Dead letters are grouped by their cause, and a group chooses letters."""
 
 from relay.config.settings import DatabaseSettings
-from relay.jobs.job import pause_job, read_job, resume_job
+from relay.jobs.job import read_job
 from relay.operate.failures import group_letters, with_retries
 from relay.operate.letters.letter import Selection
 from relay.operate.letters.read import list_letters
@@ -43,18 +43,6 @@ async def test_a_group_chooses_its_letters_and_knows_its_retries(letters: Letter
     assert done.done == len(chosen) == again.retried == after.done
     assert after.state == "done"
     assert [each.message_id for each in left] == [other]
-
-
-async def test_a_paused_job_over_letters_goes_on(letters: Letters, database: DatabaseSettings) -> None:
-    await letters.put_all(3)
-    with session(database) as connection:
-        job = order_letters(connection, "outbox", RETRY, Selection(limit=2))
-        pause_job(connection, "outbox", job.id, by="ann", why=None)
-        paused = await run_letters(database, letters.broker, job)
-        done = await run_letters(database, letters.broker, resume_job(connection, "outbox", job.id, by="ann"))
-
-    assert (paused.done, paused.paused_because, done.done) == (0, "paused by ann", 2)
-    assert await letters.waiting() == 1
 
 
 def test_a_selection_is_written_down_and_read_again() -> None:

@@ -24,7 +24,7 @@ STAMPS = {
     "operate/doctor/broker_hosts.py",  # until when a certificate is good
     "operate/doctor/clock.py",
     "operate/routes/map.py",
-    "operate/sent/run.py",
+    "operate/sent/work.py",
     "publisher/entry.py",
 }  # write down when something was; nothing waits for it
 

@@ -75,7 +75,7 @@ async def test_each_row_is_counted_once_whatever_happens(
             check(connection, job)
             if read_job(connection, "outbox", job.id).is_over:
                 break
-            if what is What.PAUSED and points.has_happened:
+            if points.has_turned:
                 assert read_job(connection, "outbox", job.id).state is State.PAUSED
                 assert read_job(connection, "outbox", job.id).done == at_the_turn
             resume_job(connection, "outbox", job.id, by="ada")  # each run gets the job as it was ordered
@@ -90,6 +90,7 @@ async def test_each_row_is_counted_once_whatever_happens(
 @pytest.mark.parametrize("behind", [False, True])
 async def test_a_cancelled_job_changes_nothing_more(database: DatabaseSettings, behind: bool) -> None:
     with session(database) as connection:
+        turned = 0
         for at in range(1, 12):
             job = order(connection, Caution())
             points = Points(database.url.get_secret_value(), job.id, What.CANCELLED, at=at, behind=behind)
@@ -97,8 +98,9 @@ async def test_a_cancelled_job_changes_nothing_more(database: DatabaseSettings, 
                 ended = await run(database, job)
             await points.settled()
             check(connection, job)
-            assert ended.state is State.CANCELLED
-            assert read_job(connection, "outbox", job.id).done < ROWS
+            assert ended.state is (State.CANCELLED if points.has_turned else State.DONE)
+            turned += points.has_turned
+    assert turned > 5
 
 
 async def test_a_job_that_runs_is_run_once(database: DatabaseSettings) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from relay.config.settings import DatabaseSettings
-from relay.errors import BusyError, UsageError
+from relay.errors import UsageError
 from relay.jobs.job import (
     Caution,
     Job,
@@ -18,12 +17,10 @@ from relay.jobs.job import (
     pause_job,
     read_job,
     resume_job,
-    running,
 )
 from relay.operate.parked import work as parked
 from relay.operate.parked.read import Selection
 from relay.operate.parked.work import order_rows
-from relay.operate.session import session
 from tests.operate.rows import Rows
 from tests.support.bulk import change_rows, run_rows
 from tests.support.process import wait_for
@@ -95,44 +92,13 @@ def test_what_is_archived_comes_back_as_it_was(rows: Rows, connection: psycopg.C
     assert rows.connection.execute(read, [head]).fetchone() == before
 
 
-def test_a_paused_job_goes_on_behind_what_it_has_done(rows: Rows, connection: psycopg.Connection) -> None:
-    ids = [rows.parked(str(number)) for number in range(6)]
-    job = order_rows(connection, "outbox", Kind.RETRY, EVERYTHING, by="ada")
-
-    paused = run_rows(
-        connection,
-        job,
-        show=at(2, lambda: pause_job(connection, "outbox", job.id, by="bob", why="lunch")),
-    )
-    left = [id_ for id_, (state, _) in rows.states().items() if state == "parked"]
-    resumed = resume_job(connection, "outbox", job.id, by="bob")
-    done = run_rows(connection, resumed)
-
-    assert (paused.state, paused.done, paused.paused_because) == ("paused", 2, "paused by bob: lunch")
-    assert left == ids[2:]
-    assert (resumed.state, resumed.paused_because) == ("interrupted", None)
-    assert (done.state, done.done) == ("done", 6)
-    assert rows.states() == dict.fromkeys(ids, PENDING)
-    assert [target for target, *_ in rows.connection.execute(AUDIT)] == ids
-
-
-def test_a_cancelled_job_stops_and_cannot_go_on(rows: Rows, connection: psycopg.Connection) -> None:
-    for number in range(6):
-        rows.parked(str(number))
+def test_a_cancelled_job_cannot_go_on(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.parked()
     job = order_rows(connection, "outbox", Kind.DISCARD, EVERYTHING, by="ada", why="test")
 
-    ended = run_rows(
-        connection,
-        job,
-        show=at(2, lambda: cancel_job(connection, "outbox", job.id, by="bob", why="the wrong ones")),
-    )
+    ended = cancel_job(connection, "outbox", job.id, by="bob", why="the wrong ones")
 
-    assert (ended.state, ended.done, ended.cancelled_by, ended.cancelled_why) == (
-        "cancelled",
-        2,
-        "bob",
-        "the wrong ones",
-    )
+    assert (ended.state, ended.cancelled_by, ended.cancelled_why) == ("cancelled", "bob", "the wrong ones")
     calls: list[Callable[[], object]] = [
         lambda: resume_job(connection, "outbox", job.id, by="bob"),
         lambda: pause_job(connection, "outbox", job.id, by="bob", why=None),
@@ -141,20 +107,6 @@ def test_a_cancelled_job_stops_and_cannot_go_on(rows: Rows, connection: psycopg.
     for call in calls:
         with pytest.raises(UsageError, match=r"job 1 \(discard\) is cancelled: there is nothing to"):
             call()
-
-
-def test_one_process_runs_a_job(rows: Rows, connection: psycopg.Connection, database: DatabaseSettings) -> None:
-    rows.parked()
-    job = order_rows(connection, "outbox", Kind.RETRY, EVERYTHING)
-
-    with session(database) as other, running(other, "outbox", job):
-        assert read_job(connection, "outbox", job.id).state == "running"
-        with pytest.raises(BusyError, match=r"job 1 \(retry\) is run by another process"):
-            run_rows(connection, job)
-        with pytest.raises(BusyError):
-            resume_job(connection, "outbox", job.id, by="bob")
-
-    assert run_rows(connection, job).done == 1
 
 
 def test_a_resumed_job_keeps_its_limit_and_leaves_what_was_parked_later(

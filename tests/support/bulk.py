@@ -10,7 +10,7 @@ from yarl import URL
 from relay.config.settings import DatabaseSettings, Settings
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
 from relay.jobs.runner import Show
-from relay.operate.bulk import run_of
+from relay.operate.bulk import run_of, work_of
 from relay.operate.parked import work as parked
 from relay.operate.parked.read import Selection
 from relay.operate.parked.work import Done, order_rows, rows_not_found
@@ -20,7 +20,8 @@ def run_rows(connection: psycopg.Connection, job: Job, *, show: Show = lambda _:
     """Run a job on the database that a connection leads to; from any thread that has no event loop."""
 
     async def run() -> Job:
-        return await run_of(settings_of(connection), job, show=show).run()
+        settings = settings_of(connection)
+        return await run_of(settings, job, work_of(settings, job), show=show).run()
 
     return asyncio.run(run())
 
