@@ -201,7 +201,9 @@ class Run:
                 async with self._work.opened(self._saving):
                     ended = await self._carry()
                     # A session that is closed has its locks a little longer, and a resume would be refused.
-                    await self._work.use(self._saving.leave_lock)
+                    with suppress(psycopg.Error, OutboxError, TimeoutError):
+                        async with asyncio.timeout(GOODBYE):
+                            await self._work.use(self._saving.leave_lock)
                     return ended
         except TimeoutError:
             if self._whole is None or not self._whole.expired():
