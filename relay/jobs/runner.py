@@ -6,158 +6,32 @@
                                             Stuck: save the reason ─> paused
     a full stage ───────────> work.outcome: end the stage ──────────> on, or paused
 
-Only the process that has the job's lock saves, so it knows the counts, and saves them as they are then. Saving one of
-them twice changes nothing. The job's row is the only place where an operator's pause or cancel arrives: what finds it
-there saves no more.
+The job's row is the only place where an operator's pause or cancel arrives: what finds it there saves no more.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
 import psycopg
-from psycopg.sql import SQL, Composed, Identifier, Literal
 
-from relay.errors import BusyError, JobTurnedError, OutboxError, PartlyDoneError
-from relay.jobs.job import LEAVE_LOCK, TAKE_LOCK, Job, State, lock_name, read_running
+from relay.errors import JobTurnedError, OutboxError, PartlyDoneError
+from relay.jobs.job import Job, State
 from relay.jobs.pace import NAP
-from relay.jobs.stages import Stage, stage_of, why_paused
-from relay.jobs.work import Did, Ended, Failure, Outcome, Step, Stuck, Waits, Work
+from relay.jobs.stages import Stage, stage_of
+from relay.jobs.work import Did, Ended, Outcome, Save, Step, Stuck, Waits, Work
 from relay.logger import get_logger
 from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
 from relay.runtime.stopping import GOODBYE, stopped_by_signals
-from relay.servers.postgres.database import one, one_line
+from relay.servers.postgres.database import one_line
 
 log = get_logger(__name__)
 
 LOOK_INTERVAL = 1.0  # seconds, after which a job that waits looks whether an operator has paused or cancelled it
 
-LOCK_JOB = SQL("SELECT state FROM {schema}.job WHERE id = {job} FOR UPDATE")
-# Saved twice, as after a lost connection, it changes nothing: its values are absolute, and an end finds itself told.
-SAVE = SQL("""
-    WITH saved AS (
-        UPDATE {schema}.job
-        SET selected = %(selected)s, done = %(done)s, failed = %(failed)s, released = %(released)s,
-            position = %(position)s, stage = %(stage)s, saved_at = now(),
-            state = CASE WHEN state = 'open' THEN %(state)s ELSE state END,
-            paused_because = CASE WHEN state = 'open' THEN %(because)s ELSE paused_because END
-        WHERE id = %(job)s AND (state IN ('open', %(state)s) OR %(has_happened)s)
-        RETURNING id
-    ), noted AS (
-        INSERT INTO {schema}.job_failure (job_id, id, message_id, reason)
-        SELECT saved.id, failure.*
-        FROM saved, unnest(%(ids)s::bigint[], %(message_ids)s::uuid[], %(reasons)s::text[]) AS failure
-        ON CONFLICT DO NOTHING
-    )
-    SELECT count(*) FROM saved
-""")
-
-
 Show = Callable[[Job], None]
-
-
-class Saving:
-    """Writes down how far a job is; see `relay.jobs.work.Save`."""
-
-    def __init__(self, schema: str, job: Job) -> None:
-        self.job = job
-        self._schema = schema
-        self._is_read = False  # since this process has the lock
-
-    async def take_lock(self, connection: psycopg.AsyncConnection) -> None:
-        statement = TAKE_LOCK.format(lock=lock_name(self._schema), job=Literal(self.job.id))
-        if await (await connection.execute(statement)).fetchone() != (True,):
-            raise BusyError(f"{self.job.words} is run by another process")
-        if not self._is_read:  # later on we know better: what was not saved, too
-            self.job = await self.read(connection)
-            self._is_read = True
-
-    async def leave_lock(self, connection: psycopg.AsyncConnection) -> None:
-        """Let another process run the job."""
-        await connection.execute(LEAVE_LOCK.format(lock=lock_name(self._schema), job=Literal(self.job.id)))
-
-    async def check(self, connection: psycopg.AsyncConnection) -> None:
-        state = await (await connection.execute(self._sql(LOCK_JOB))).fetchone()
-        if state != ("open",):
-            raise await self._turned(connection)
-
-    async def __call__(
-        self,
-        connection: psycopg.AsyncConnection,
-        news: Did | Outcome,
-        *,
-        failures: Sequence[Failure] = (),
-        has_happened: bool = False,
-    ) -> None:
-        await self.write(connection, self.with_news(news), failures=failures, has_happened=has_happened)
-
-    def with_news(self, news: Did | Outcome) -> Job:
-        """Return the job as it is with what came."""
-        job = self.job
-        match news:
-            case Did():
-                return replace(
-                    job,
-                    done=job.done + news.done,
-                    failed=job.failed + news.failed,
-                    released=job.released + news.released,
-                    position=news.position,
-                    selected=job.selected if news.selected is None else news.selected,
-                )
-            case Outcome():
-                because = why_paused(job, news.rows, news.failing, news.words)
-                return replace(
-                    job,
-                    failed=job.failed + news.failed,
-                    stage=job.stage + 1,
-                    position=job.position if news.position is None else news.position,
-                    state=State.PAUSED if because else job.state,
-                    paused_because=because,
-                )
-
-    async def write(
-        self,
-        connection: psycopg.AsyncConnection,
-        job: Job,
-        *,
-        failures: Sequence[Failure] = (),
-        has_happened: bool = False,
-    ) -> None:
-        """Save the job as it is here, unless an operator has paused or cancelled it: JobTurnedError."""
-        values = {
-            "job": job.id,
-            "selected": job.selected,
-            "done": job.done,
-            "failed": job.failed,
-            "released": job.released,
-            "position": job.position,
-            "stage": job.stage,
-            "state": job.state if job.state in (State.DONE, State.PAUSED) else "open",
-            "because": job.paused_because,
-            "has_happened": has_happened,
-            "ids": [failure.id for failure in failures],
-            "message_ids": [failure.message_id for failure in failures],
-            "reasons": [failure.reason for failure in failures],
-        }
-        (saved,) = one(await (await connection.execute(self._sql(SAVE), values)).fetchone())
-        if saved != 1:
-            raise await self._turned(connection)
-
-    async def read(self, connection: psycopg.AsyncConnection) -> Job:
-        """Return the job as it is in the table."""
-        found = await read_running(connection, self._schema, self.job.id)
-        if found is None:
-            raise PartlyDoneError(f"{self.job.words} has gone from the table")
-        return found
-
-    async def _turned(self, connection: psycopg.AsyncConnection) -> JobTurnedError:
-        found = await self.read(connection)
-        return JobTurnedError(f"{found.words} is {found.state}")
-
-    def _sql(self, statement: SQL) -> Composed:
-        return statement.format(schema=Identifier(self._schema), job=Literal(self.job.id))
 
 
 class Run:
@@ -172,7 +46,7 @@ class Run:
         self._work = work
         self._show = show
         self._drain_timeout = drain_timeout
-        self._saving = Saving(schema, job)
+        self._save = Save(schema, job)
         self._tried = 0  # of the job; it counts what was refused in this run alone
         self._of_this_run = 0
         self._stopping = asyncio.Event()
@@ -198,12 +72,12 @@ class Run:
             async with asyncio.timeout(None) as self._whole:
                 if self._stopping.is_set():
                     self._end_soon(self._whole)
-                async with self._work.opened(self._saving):
+                async with self._work.opened(self._save):
                     ended = await self._carry()
                     # A session that is closed has its locks a little longer, and a resume would be refused.
                     with suppress(psycopg.Error, OutboxError, TimeoutError):
                         async with asyncio.timeout(GOODBYE):
-                            await self._work.use(self._saving.leave_lock)
+                            await self._work.use(self._save.leave_lock)
                     return ended
         except TimeoutError:
             if self._whole is None or not self._whole.expired():
@@ -221,7 +95,7 @@ class Run:
 
     async def run_until_told(self) -> Job:
         """Do as `run`, until SIGTERM or SIGINT; a second signal stops at once, and loses nothing."""
-        running = asyncio.create_task(self.run(), name=f"job {self._saving.job.id}")
+        running = asyncio.create_task(self.run(), name=f"job {self._save.job.id}")
         with stopped_by_signals(lambda _: self.stop(), running):
             try:
                 return await running
@@ -229,23 +103,23 @@ class Run:
                 return self._interrupted()
 
     async def _carry(self) -> Job:
-        saving, work = self._saving, self._work
-        self._tried = saving.job.tried
+        save, work = self._save, self._work
+        self._tried = save.job.tried
         try:
-            while saving.job.state is State.RUNNING:
+            while save.job.state is State.RUNNING:
                 if self._stopping.is_set():
-                    if (did := await work.settle(saving)) is not None:
-                        saving.job = saving.with_news(did)
+                    if (did := await work.settle(save)) is not None:
+                        save.job = save.with_news(did)
                     return self._interrupted()
                 with suppress(Stopping):
                     await self._go_on()
         except JobTurnedError:
-            return await work.use(saving.read)
-        return saving.job
+            return await work.use(save.read)
+        return save.job
 
     async def _go_on(self) -> None:
         """Do a step, or look at the outcome of a stage."""
-        stage = stage_of(self._saving.job)
+        stage = stage_of(self._save.job)
         left = self._work.most if stage is None else stage.end - self._tried - self._work.under_way
         if stage is not None and left <= 0 and not self._work.under_way:
             await self._end_stage()
@@ -264,39 +138,39 @@ class Run:
         self._work.pace.give_back(room - (self._tried + self._work.under_way - before))
 
     async def _step(self, room: int) -> Step:
-        step = self._work.step(room, self._saving)
+        step = self._work.step(room, self._save)
         return await unless_stopping(self._stopping, step) if self._work.may_be_cut else await step
 
     async def _take(self, step: Step, stage: Stage | None) -> None:
         match step:
             case Did():
-                self._saving.job = self._saving.with_news(step)
+                self._save.job = self._save.with_news(step)
                 self._tried += step.done + step.failed + step.refused
                 self._of_this_run += step.done + step.failed
-                self._show(self._saving.job)
+                self._show(self._save.job)
             case Waits():
                 await self._wait(step.seconds)
             case Stuck():
-                await self._save(replace(self._saving.job, state=State.PAUSED, paused_because=step.because))
+                await self._write(replace(self._save.job, state=State.PAUSED, paused_because=step.because))
             case Ended() if stage is not None and self._tried > stage.begin:
                 await self._end_stage()
             case Ended():
-                job = self._saving.job
+                job = self._save.job
                 selected = job.done + step.failed if job.selected is None else job.selected
-                await self._save(replace(job, failed=job.failed + step.failed, selected=selected, state=State.DONE))
+                await self._write(replace(job, failed=job.failed + step.failed, selected=selected, state=State.DONE))
             case _:
                 assert_never(step)
 
     async def _end_stage(self) -> None:
         """End the stage when its outcome is known; it may end in a pause."""
-        match await self._work.outcome(self._saving):
+        match await self._work.outcome(self._save):
             case Outcome() as outcome:
-                self._saving.job = self._saving.with_news(outcome)
-                self._show(self._saving.job)
+                self._save.job = self._save.with_news(outcome)
+                self._show(self._save.job)
             case Waits() as waits:
                 await self._wait(waits.seconds)
             case Stuck() as stuck:
-                await self._save(replace(self._saving.job, state=State.PAUSED, paused_because=stuck.because))
+                await self._write(replace(self._save.job, state=State.PAUSED, paused_because=stuck.because))
 
     async def _wait(self, seconds: float) -> None:
         await wait_for_event(self._stopping, seconds)
@@ -306,23 +180,23 @@ class Run:
         """See now and then whether an operator has paused or cancelled the job."""
         now = asyncio.get_running_loop().time()
         if now - self._looked_at >= LOOK_INTERVAL:
-            await self._work.use(self._saving.check)
+            await self._work.use(self._save.check)
             self._looked_at = now
 
-    async def _save(self, job: Job) -> None:
+    async def _write(self, job: Job) -> None:
         async def write(connection: psycopg.AsyncConnection) -> None:
-            await self._saving.write(connection, job)
+            await self._save.write(connection, job)
 
         await self._work.use(write)
-        self._saving.job = job
+        self._save.job = job
 
     def _interrupted(self) -> Job:
-        return replace(self._saving.job, state=State.INTERRUPTED)
+        return replace(self._save.job, state=State.INTERRUPTED)
 
     def _end_soon(self, whole: asyncio.Timeout) -> None:
         whole.reschedule(asyncio.get_running_loop().time() + self._drain_timeout + GOODBYE)
 
     def _how_far(self, error: Exception) -> str:
         done = f"{self._of_this_run} {self._work.things} are done"
-        goes_on = f"`relay jobs resume {self._saving.job.id}` goes on"
+        goes_on = f"`relay jobs resume {self._save.job.id}` goes on"
         return f"{done}, {self._work.left}: {one_line(error)}; {goes_on}"

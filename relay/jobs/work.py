@@ -6,13 +6,17 @@ pause, cancel, progress, and the way back after a kill from the runner.
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import psycopg
+from psycopg.sql import SQL, Composed, Identifier, Literal
 
-from relay.jobs.job import Job
+from relay.errors import BusyError, JobTurnedError, PartlyDoneError
+from relay.jobs.job import LEAVE_LOCK, TAKE_LOCK, Job, State, lock_name, read_running
 from relay.jobs.pace import Pace
+from relay.jobs.stages import why_paused
+from relay.servers.postgres.database import one
 
 Answer = TypeVar("Answer")
 
@@ -92,23 +96,62 @@ class Failure:
     reason: str
 
 
-class Save(Protocol):
+LOCK_JOB = SQL("SELECT state FROM {schema}.job WHERE id = {job} FOR UPDATE")
+# Saved twice, as after a lost connection, it changes nothing: its values are absolute, and an end finds itself told.
+SAVE = SQL("""
+    WITH saved AS (
+        UPDATE {schema}.job
+        SET selected = %(selected)s, done = %(done)s, failed = %(failed)s, released = %(released)s,
+            position = %(position)s, stage = %(stage)s, saved_at = now(),
+            state = CASE WHEN state = 'open' THEN %(state)s ELSE state END,
+            paused_because = CASE WHEN state = 'open' THEN %(because)s ELSE paused_because END
+        WHERE id = %(job)s AND (state IN ('open', %(state)s) OR %(has_happened)s)
+        RETURNING id
+    ), noted AS (
+        INSERT INTO {schema}.job_failure (job_id, id, message_id, reason)
+        SELECT saved.id, failure.*
+        FROM saved, unnest(%(ids)s::bigint[], %(message_ids)s::uuid[], %(reasons)s::text[]) AS failure
+        ON CONFLICT DO NOTHING
+    )
+    SELECT count(*) FROM saved
+""")
+
+
+class Save:
     """Writes down how far a job is, on the connection and in the transaction that the work has.
 
+    Only the process that has the job's lock saves, so it knows the counts, and saves them as they are then.
+
     Attributes:
-        job: as far as it is saved.
+        job: as far as its counts are known.
     """
 
-    job: Job
+    def __init__(self, schema: str, job: Job) -> None:
+        self.job = job
+        self._schema = schema
+        self._is_read = False  # since this process has the lock
 
     async def take_lock(self, connection: psycopg.AsyncConnection) -> None:
         """Let no other process run the job while this connection lives; BusyError when one does.
 
         The first time it reads the job: another process may have gone on with it.
         """
+        statement = TAKE_LOCK.format(lock=lock_name(self._schema), job=Literal(self.job.id))
+        if await (await connection.execute(statement)).fetchone() != (True,):
+            raise BusyError(f"{self.job.words} is run by another process")
+        if not self._is_read:  # later on we know better: what was not saved, too
+            self.job = await self.read(connection)
+            self._is_read = True
+
+    async def leave_lock(self, connection: psycopg.AsyncConnection) -> None:
+        """Let another process run the job."""
+        await connection.execute(LEAVE_LOCK.format(lock=lock_name(self._schema), job=Literal(self.job.id)))
 
     async def check(self, connection: psycopg.AsyncConnection) -> None:
         """Lock the job until the transaction ends; JobTurnedError when an operator has paused or cancelled it."""
+        state = await (await connection.execute(self._sql(LOCK_JOB))).fetchone()
+        if state != ("open",):
+            raise await self._turned(connection)
 
     async def __call__(
         self,
@@ -125,6 +168,73 @@ class Save(Protocol):
         Raises:
             JobTurnedError: an operator has paused or cancelled the job; the transaction has to be rolled back.
         """
+        await self.write(connection, self.with_news(news), failures=failures, has_happened=has_happened)
+
+    def with_news(self, news: Did | Outcome) -> Job:
+        """Return the job as it is with what came."""
+        job = self.job
+        match news:
+            case Did():
+                return replace(
+                    job,
+                    done=job.done + news.done,
+                    failed=job.failed + news.failed,
+                    released=job.released + news.released,
+                    position=news.position,
+                    selected=job.selected if news.selected is None else news.selected,
+                )
+            case Outcome():
+                because = why_paused(job, news.rows, news.failing, news.words)
+                return replace(
+                    job,
+                    failed=job.failed + news.failed,
+                    stage=job.stage + 1,
+                    position=job.position if news.position is None else news.position,
+                    state=State.PAUSED if because else job.state,
+                    paused_because=because,
+                )
+
+    async def write(
+        self,
+        connection: psycopg.AsyncConnection,
+        job: Job,
+        *,
+        failures: Sequence[Failure] = (),
+        has_happened: bool = False,
+    ) -> None:
+        """Save the job as it is here, unless an operator has paused or cancelled it: JobTurnedError."""
+        values = {
+            "job": job.id,
+            "selected": job.selected,
+            "done": job.done,
+            "failed": job.failed,
+            "released": job.released,
+            "position": job.position,
+            "stage": job.stage,
+            "state": job.state if job.state in (State.DONE, State.PAUSED) else "open",
+            "because": job.paused_because,
+            "has_happened": has_happened,
+            "ids": [failure.id for failure in failures],
+            "message_ids": [failure.message_id for failure in failures],
+            "reasons": [failure.reason for failure in failures],
+        }
+        (saved,) = one(await (await connection.execute(self._sql(SAVE), values)).fetchone())
+        if saved != 1:
+            raise await self._turned(connection)
+
+    async def read(self, connection: psycopg.AsyncConnection) -> Job:
+        """Return the job as it is in the table."""
+        found = await read_running(connection, self._schema, self.job.id)
+        if found is None:
+            raise PartlyDoneError(f"{self.job.words} has gone from the table")
+        return found
+
+    async def _turned(self, connection: psycopg.AsyncConnection) -> JobTurnedError:
+        found = await self.read(connection)
+        return JobTurnedError(f"{found.words} is {found.state}")
+
+    def _sql(self, statement: SQL) -> Composed:
+        return statement.format(schema=Identifier(self._schema), job=Literal(self.job.id))
 
 
 class Work(Protocol):

@@ -7,7 +7,7 @@ import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.jobs.pace import FULL, SLICE, Pace
-from relay.jobs.runner import Saving
+from relay.jobs.work import Save
 from relay.operate.sent.selection import Selection
 from relay.operate.sent.session import ReplaySession
 from relay.operate.sent.work import BESIDE_LIVE, LivePace, order_replay
@@ -25,7 +25,7 @@ INSERT = """
 async def replaying(database: DatabaseSettings) -> AsyncIterator[ReplaySession]:
     with operator_session(database) as connection:
         job = order_replay(connection, "outbox", Selection())
-    opened = await ReplaySession.open(database, job, Saving("outbox", job))
+    opened = await ReplaySession.open(database, job, Save("outbox", job))
     yield opened
     await opened.close()
 

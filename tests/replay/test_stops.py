@@ -9,7 +9,7 @@ from yarl import URL
 
 from relay.config.settings import Settings
 from relay.jobs.job import Job, State
-from relay.jobs.runner import Saving
+from relay.jobs.work import Save
 from relay.operate.bulk import run_of, work_of
 from relay.operate.sent.selection import Selection
 from relay.operate.sent.work import order_replay
@@ -105,19 +105,19 @@ async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(
     await sent.add(100, keys=5)
     with operator_session(settings.database) as connection:
         job = order_replay(connection, "outbox", Selection())
-    write = Saving.write
+    write = Save.write
     lost: list[str] = []
 
     async def write_and_lose_the_answer(
-        saving: Saving, connection: psycopg.AsyncConnection, job: Job, **options: Any
+        save_: Save, connection: psycopg.AsyncConnection, job: Job, **options: Any
     ) -> None:
-        await write(saving, connection, job, **options)
+        await write(save_, connection, job, **options)
         if job.state is State.DONE and not lost:
             lost.append(job.state)
             await connection.close()
             raise psycopg.OperationalError("the connection was lost")
 
-    monkeypatch.setattr(Saving, "write", write_and_lose_the_answer)
+    monkeypatch.setattr(Save, "write", write_and_lose_the_answer)
 
     ended = await run_of(settings, job, work_of(settings, job)).run()
 
