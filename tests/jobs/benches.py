@@ -153,7 +153,8 @@ class ReplayBench:
     async def check(self, _: psycopg.Connection, job: Job) -> None:
         self._came.update(ids_of(await self._copies.read()))
         assert len(self._came) >= job.done
-        if job.position:
-            assert {each for each in self._ids if each <= job.position} <= self._came.keys()
+        settled = {each for each in self._ids if each <= job.position}
+        assert settled <= self._came.keys()
+        assert len(settled) == job.done
         if job.is_over:
             assert self._came.keys() == set(self._ids)

@@ -3,6 +3,7 @@
 import pytest
 
 from relay.config.settings import Settings
+from relay.operate.sent import work
 from tests.consume.conftest import client, inbox, queue, table
 from tests.dead_letters.conftest import letters
 from tests.dead_letters.letters import Letters
@@ -17,9 +18,16 @@ __all__ = ["client", "connection", "copies", "inbox", "letters", "queue", "rows"
 
 @pytest.fixture(params=["toy", "parked", "route", "letters", "replay"])
 def bench(
-    request: pytest.FixtureRequest, settings: Settings, rows: Rows, letters: Letters, sent: SentRows, copies: Copies
+    request: pytest.FixtureRequest,
+    settings: Settings,
+    rows: Rows,
+    letters: Letters,
+    sent: SentRows,
+    copies: Copies,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Bench:
     """Each work in turn."""
+    monkeypatch.setattr(work, "SAVE_INTERVAL", 0.005)  # of a replay, whose few rows are else saved once
     match request.param:
         case "toy":
             return ToyBench(settings, rows)
