@@ -20,8 +20,7 @@ import psycopg
 from relay.errors import JobTurnedError, OutboxError, PartlyDoneError
 from relay.jobs.job import Job, State
 from relay.jobs.pace import NAP
-from relay.jobs.stages import Stage, stage_of
-from relay.jobs.work import Did, Ended, Outcome, Save, Step, Stuck, Waits, Work
+from relay.jobs.work import Did, Ended, Outcome, Save, Stage, Step, Stuck, Waits, Work, stage_of
 from relay.logger import get_logger
 from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
 from relay.runtime.stopping import GOODBYE, stopped_by_signals

@@ -15,10 +15,29 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 from relay.errors import BusyError, JobTurnedError, PartlyDoneError
 from relay.jobs.job import LEAVE_LOCK, TAKE_LOCK, Job, State, lock_name, read_running
 from relay.jobs.pace import Pace
-from relay.jobs.stages import why_paused
 from relay.servers.postgres.database import one
 
 Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a job, after which it waits for the outcome.
+
+    Attributes:
+        begin, end: behind how many rows of the job.
+    """
+
+    begin: int
+    end: int
+
+
+def stage_of(job: Job) -> Stage | None:
+    """Return the stage that a job is in; None: behind the last one, or there are no stages."""
+    ends = job.stages or []
+    if job.stage >= len(ends):
+        return None
+    return Stage(ends[job.stage - 1] if job.stage else 0, ends[job.stage])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +113,18 @@ class Failure:
     id: int
     message_id: str
     reason: str
+
+
+def why_paused(job: Job, rows: int, failing: int, words: str) -> str | None:
+    """Return why a job pauses behind a stage; None: it goes on.
+
+    Args:
+        words: what came of the stage.
+    """
+    most = job.stop_when_failing
+    if most is None or failing <= most * max(rows, 1):
+        return None
+    return f"{words}, and at most {most:.0%} may"
 
 
 LOCK_JOB = SQL("SELECT state FROM {schema}.job WHERE id = {job} FOR UPDATE")

@@ -12,8 +12,7 @@ from collections.abc import Collection, Mapping
 from relay.consume.failed.queues import partition_queue_names
 from relay.errors import NotFoundError
 from relay.jobs.job import Job
-from relay.jobs.stages import stage_of
-from relay.jobs.work import Outcome, Stuck, Waits
+from relay.jobs.work import Outcome, Stuck, Waits, stage_of
 from relay.operate.letters.letter import Held
 from relay.operate.letters.queue import DeadQueue
 

@@ -23,8 +23,7 @@ from relay.consume.failed.queues import came_from, dead_queue_name
 from relay.errors import NotFoundError, PartlyDoneError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, State, make_job
 from relay.jobs.pace import FULL, Pace
-from relay.jobs.stages import stage_of
-from relay.jobs.work import Did, Ended, Outcome, Save, Step, Stuck, Waits
+from relay.jobs.work import Did, Ended, Outcome, Save, Step, Stuck, Waits, stage_of
 from relay.logger import get_logger
 from relay.operate.letters.audit import Entry, write_audit
 from relay.operate.letters.letter import SOURCE, Held, Letter, Selection

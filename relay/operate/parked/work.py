@@ -17,8 +17,7 @@ from relay.config.settings import DatabaseSettings
 from relay.errors import UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, State, make_job, operator
 from relay.jobs.pace import FULL, Pace
-from relay.jobs.stages import stage_of
-from relay.jobs.work import Did, Ended, Outcome, Save, Step, Waits
+from relay.jobs.work import Did, Ended, Outcome, Save, Step, Waits, stage_of
 from relay.operate.messages.whereabouts import whereabouts
 from relay.operate.parked.read import ARCHIVED, PARKED, Selection, composed, scalar
 from relay.operate.session import SessionWork

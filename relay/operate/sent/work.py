@@ -25,8 +25,7 @@ from relay.engine.send.publisher import Publisher
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, OutboxError, PartlyDoneError, leaves
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, operator
 from relay.jobs.pace import FULL, Pace
-from relay.jobs.stages import stage_of
-from relay.jobs.work import Answer, Did, Ended, Outcome, Save, Step
+from relay.jobs.work import Answer, Did, Ended, Outcome, Save, Step, stage_of
 from relay.logger import get_logger
 from relay.operate.sent.ledger import Ledger
 from relay.operate.sent.selection import Selection
