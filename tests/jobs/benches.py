@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import psycopg
 
 from relay.config.settings import Settings
-from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job
+from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, read_job
 from relay.jobs.work import Work
 from relay.operate.bulk import work_of
 from relay.operate.letters.letter import Selection as LetterSelection
@@ -82,7 +82,7 @@ class RouteBench(RowsBench):
         (route,) = list_routes(connection, "outbox")
         job = order_discard(connection, "outbox", route, [], by="ada", why="a test")
         connection.execute("UPDATE outbox.job SET rate = %s", [caution.rate])  # no command orders it with a rate
-        return job
+        return read_job(connection, "outbox", job.id)
 
 
 class ToyBench(RowsBench):
