@@ -31,13 +31,11 @@ from relay.operate.asked import MAX_ID, MOST
 from relay.operate.letters import asked as letters
 from relay.operate.letters.asked import RetryLetters
 from relay.operate.letters.audit import Entry
-from relay.operate.letters.change import preview_letters, queues_of
 from relay.operate.letters.document import json_of
 from relay.operate.letters.export import export, written_whole
-from relay.operate.letters.job import done_by_console
 from relay.operate.letters.letter import Letter
 from relay.operate.letters.read import look_through, seen_of
-from relay.operate.session import session
+from relay.operate.letters.work import done_by_console, preview_letters, queues_of
 
 MOST_LISTED = 100  # unless --limit says otherwise
 PREVIEW = 1000  # bytes of a body that is not JSON
@@ -266,8 +264,7 @@ def _change(options: RemoteOptions, entry: Entry, asked: RetryLetters, *, output
     settings = options.load().settings
     refuse_pooler_of(settings)
     job = options.operations().do(operation, asked, by=entry.done_by)
-    with session(settings.database) as connection:
-        return run_letters_job(settings, connection, job, output)
+    return run_letters_job(settings, job, output)
 
 
 def _print_letter(told: dict[str, Any]) -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-import psycopg
-import uvloop
 from cyclopts import Parameter, validators
 
 from relay.cli.exit_code import ExitCode, exit_code
@@ -18,15 +16,14 @@ from relay.cli.printing import aside, complain, counted, print_json, say
 from relay.cli.progress import Seen, shown_progress
 from relay.config.settings import LogSettings, Settings
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
-from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution, Job, Kind, Source
+from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution, Job, Kind, Source, State
 from relay.logger import get_logger
+from relay.operate.bulk import run, run_letters
 from relay.operate.letters.audit import Entry
-from relay.operate.letters.change import Done as LettersDone
-from relay.operate.letters.change import Show as ShowLetters
-from relay.operate.letters.job import done_by_console, entry_of, run_letters
 from relay.operate.letters.read import list_command
-from relay.operate.sent.run import Progress, RunEnd
-from relay.operate.sent.serve import serve
+from relay.operate.letters.work import Done as LettersDone
+from relay.operate.letters.work import Show as ShowLetters
+from relay.operate.letters.work import done_by_console, entry_of
 from relay.servers.postgres.database import refuse_pooler
 
 log = get_logger(__name__)
@@ -37,7 +34,6 @@ Rate = Annotated[
 ]
 PAST = {Kind.RETRY: "retried", Kind.DISCARD: "discarded", Kind.ARCHIVE: "archived", Kind.RESTORE: "restored"}
 LAST_STAGE = "all"
-ENDS = {RunEnd.DONE: "done", RunEnd.STOPPED: "interrupted", RunEnd.PAUSED: "paused"}
 
 
 @Parameter(name="*")
@@ -142,8 +138,7 @@ def report_job(job: Job, output: Output, *, seconds: float) -> ExitCode:
     """Print what a job has done that a console has run, and return the exit code."""
     match job.source:
         case Source.SENT:
-            progress = Progress(job.selected, job.done, job.failed)
-            return report_replay(job.id, job.state, progress, output, seconds=seconds)
+            return report_replay(job, output, seconds=seconds)
         case Source.DEAD_LETTER:
             return report_letters(done_by_console(job), entry_of(job), output)
         case Source.PARKED | Source.ARCHIVED | Source.QUARANTINED:
@@ -162,15 +157,18 @@ def report_rows(job: Job, output: Output) -> ExitCode:
 def how_it_ended(job: Job) -> ExitCode:
     """Return the exit code of a job over rows, and tell what an operator should know of its end."""
     match job.state:
-        case "done":
+        case State.DONE:
             if job.failed:
                 complain(f"{job.failed} rows failed again: `relay jobs show {job.id}` tells which, and why")
             return ExitCode.FAILED if job.failed else ExitCode.DONE
-        case "paused":
+        case State.INTERRUPTED:
+            aside(how_to_go_on(job.id))
+            return ExitCode.INTERRUPTED
+        case State.PAUSED:
             complain(f"{job.words} is paused: {job.paused_because}")
             aside(how_to_go_on(job.id))
-        case state:
-            complain(f"{job.words} is {state}")
+        case State.RUNNING | State.CANCELLED:
+            complain(f"{job.words} is {job.state}")
     return ExitCode.PARTLY
 
 
@@ -184,35 +182,35 @@ def run_replay(settings: Settings, job: Job, rate: float | None, output: Output)
     started = time.monotonic()
     try:
         with shown_progress(settings.log, f"replay {job.id}", partial(_tell_replay, job)) as show:
-            end = uvloop.run(serve(settings, job, rate=rate, show=lambda told: show(_seen(told))))
+            job = run(settings, job, rate=rate, show=lambda told: show(_seen(told)))
     except OutboxError as error:
         if not isinstance(error, BusyError | PartlyDoneError):
             aside(how_to_go_on(job.id))
         raise
-    return report_replay(job.id, ENDS[end.how], end.progress, output, seconds=time.monotonic() - started)
+    return report_replay(job, output, seconds=time.monotonic() - started)
 
 
-def report_replay(job: int, state: str, progress: Progress, output: Output, *, seconds: float) -> ExitCode:
+def report_replay(job: Job, output: Output, *, seconds: float) -> ExitCode:
     """Print what a replay has done, and return the exit code."""
-    selected, done, failed = progress
+    selected, done, failed = job.selected, job.done, job.failed
     if output == "json":
-        print_json({"id": job, "state": state, **progress._asdict()})
-    elif state != "done":
-        say(f"replay {job} is {state} after {done + failed} of {selected or 'uncounted'} rows")
-        if state != "cancelled":
-            aside(how_to_go_on(job))
+        print_json({"id": job.id, "state": job.state, "selected": selected, "done": done, "failed": failed})
+    elif job.state is not State.DONE:
+        say(f"{job.words} is {job.state} after {done + failed} of {selected or 'uncounted'} rows")
+        if job.state is not State.CANCELLED:
+            aside(how_to_go_on(job.id))
     elif not selected:
-        say(f"no sent row matches: nothing to replay (replay {job})")
+        say(f"no sent row matches: nothing to replay ({job.words})")
     else:
-        say(f"replay {job} is done: {done} rows replayed in {seconds:.1f} s")
-    if state == "interrupted":
+        say(f"{job.words} is done: {done} rows replayed in {seconds:.1f} s")
+    if job.state is State.INTERRUPTED:
         return ExitCode.INTERRUPTED
-    gone = (selected or 0) - done - failed if state == "done" else 0
+    gone = (selected or 0) - done - failed if job.state is State.DONE else 0
     if gone:
         complain(f"{gone} rows are gone: their days were dropped before they could be read")
     if failed:
-        complain(f"{failed} rows could not be sent: `relay jobs show {job}` tells which, and why")
-    if state != "done":
+        complain(f"{failed} rows could not be sent: `relay jobs show {job.id}` tells which, and why")
+    if job.state is not State.DONE:
         return ExitCode.PARTLY
     return ExitCode.FAILED if failed or gone else ExitCode.DONE
 
@@ -235,11 +233,11 @@ def shown_letters(log_settings: LogSettings, entry: Entry) -> Iterator[ShowLette
         yield lambda *seen: show(Seen(*seen))
 
 
-def run_letters_job(settings: Settings, connection: psycopg.Connection, job: Job, output: Output) -> ExitCode:
+def run_letters_job(settings: Settings, job: Job, output: Output) -> ExitCode:
     """Do the rest of a job over dead letters, and print what was done."""
     entry = entry_of(job)
     with shown_letters(settings.log, entry) as show:
-        done = asyncio.run(run_letters(connection, settings.database.schema_name, settings.broker, job, show=show))
+        done = run_letters(settings, job, show=show)
     return report_letters(done, entry, output)
 
 
@@ -282,8 +280,8 @@ def warn_of_returns(warning: str | None) -> None:
         )
 
 
-def _seen(progress: Progress) -> Seen:
-    return Seen(progress.selected, progress.done + progress.failed, progress.failed)
+def _seen(job: Job) -> Seen:
+    return Seen(job.selected, job.done + job.failed, job.failed)
 
 
 def _tell_replay(job: Job, seen: Seen) -> None:

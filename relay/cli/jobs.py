@@ -24,10 +24,9 @@ from relay.jobs.job import Job, Kind, Source, cancellable, resume_job
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
 from relay.operate import jobs
-from relay.operate.parked.change import run_rows
+from relay.operate.bulk import run
 from relay.operate.session import session
 
-BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
 LIST_COLUMNS = (
     "id", "kind", "source", "state", "made at", "made by", "filter", "selected", "done", "failed", "why",
 )  # fmt: skip
@@ -94,18 +93,17 @@ def resume(
     settings = options.load().settings
     schema = settings.database.schema_name
     refuse_pooler_of(settings)
-    with session(settings.database, timeout=BULK_TIMEOUT) as connection:
+    with session(settings.database) as connection:
         found = resume_job(connection, schema, job, by=audit.operator, why=audit.reason or None)
-        match found.source:
-            case Source.SENT:
-                pass  # its session is another one
-            case Source.DEAD_LETTER:
-                return run_letters_job(settings, connection, found, output)
-            case Source.PARKED | Source.ARCHIVED | Source.QUARANTINED:
-                with shown_rows(settings.log, found.words) as shown:
-                    found = run_rows(connection, schema, found, show=shown)
-                return report_rows(found, output)
-    return run_replay(settings, found, rate, output)
+    match found.source:
+        case Source.SENT:
+            return run_replay(settings, found, rate, output)
+        case Source.DEAD_LETTER:
+            return run_letters_job(settings, found, output)
+        case Source.PARKED | Source.ARCHIVED | Source.QUARANTINED:
+            with shown_rows(settings.log, found.words) as shown:
+                found = run(settings, found, show=shown)
+            return report_rows(found, output)
 
 
 def _have_resumed(options: RemoteOptions, job: int, audit: Audit, output: Output) -> ExitCode:

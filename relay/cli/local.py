@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from relay.config.loading import Loaded
 from relay.jobs.job import Job
+from relay.jobs.runner import Show
+from relay.operate.bulk import run
 from relay.operate.jobs import job_of
-from relay.operate.operation import BULK_TIMEOUT, Asked, Given, Operation, Servers
-from relay.operate.parked.change import Show, run_rows
+from relay.operate.operation import Asked, Given, Operation, Servers
 from relay.operate.session import session
 from relay.servers.postgres.database import refuse_pooler
 
@@ -27,5 +28,4 @@ class LocalOperations:
         given = self.do(operation, asked, by=by)
         job = job_of(given)
         show(job)
-        with self._servers.connect(BULK_TIMEOUT) as connection:
-            return given, run_rows(connection, self._servers.schema, job, show=show)
+        return given, run(self._servers.settings, job, show=show)

@@ -25,8 +25,8 @@ from relay.observe.printable import utc
 from relay.operate.messages.whereabouts import row_ids
 from relay.operate.parked import asked as parked
 from relay.operate.parked.asked import RetryParked
-from relay.operate.parked.change import Done
 from relay.operate.parked.read import Parked, ParkedMessage
+from relay.operate.parked.work import Done
 
 LIST_COLUMNS = (
     "id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "written as", "reason",

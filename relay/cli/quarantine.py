@@ -16,7 +16,7 @@ from relay.cli.printing import aside, complain, counted, print_json, print_pairs
 from relay.errors import UsageError
 from relay.observe.printable import utc
 from relay.operate.messages.whereabouts import row_ids
-from relay.operate.parked.change import Done
+from relay.operate.parked.work import Done
 from relay.operate.routes import asked as quarantine
 from relay.operate.routes.quarantine import Changed, RouteStatus, WaitingRow
 

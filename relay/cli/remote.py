@@ -20,11 +20,11 @@ from relay.errors import (
     UsageError,
 )
 from relay.jobs.job import Job
+from relay.jobs.runner import Show as ShowJob
 from relay.operate import jobs
 from relay.operate.asked import Page
 from relay.operate.jobs import job_of
 from relay.operate.operation import Asked, Effect, Given, Operation
-from relay.operate.parked.change import Show as ShowJob
 from relay.runtime.scrub import remember
 
 TIMEOUT = 60.0  # seconds for an answer

@@ -21,7 +21,7 @@ from relay.consume.queue_depth import QueueDepth, depth_of
 from relay.errors import BrokerUnavailableError, OutboxError
 from relay.logger import get_logger
 from relay.operate import pool
-from relay.operate.letters.change import queues_of
+from relay.operate.letters.work import queues_of
 from relay.operate.queues import Depths, QueueStatus, consumed_queues
 from relay.runtime.backoff import wait_for_event
 from relay.runtime.scrub import scrub

@@ -7,7 +7,7 @@ over at a later look. Whatever else ends a job, foreseen or not, pauses that job
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -17,24 +17,22 @@ from psycopg.sql import SQL, Identifier
 from relay.config.settings import Settings
 from relay.errors import BusyError, DeadlineError, JobTurnedError, OutboxError, PartlyDoneError, UnavailableError
 from relay.jobs.job import Job, Source, pause_itself, read_job
+from relay.jobs.runner import Run
 from relay.logger import get_logger
-from relay.operate.letters.change import Command, Done
-from relay.operate.letters.job import run_letters
-from relay.operate.parked.change import run_rows
-from relay.operate.sent.run import Replay
-from relay.operate.sent.serve import run_in_words
+from relay.operate.bulk import run_of, work_of
 from relay.operate.session import session
 from relay.runtime.backoff import wait_for_event
-from relay.servers.postgres.database import one_line, unplug
+from relay.servers.postgres.database import one_line
 from relay.servers.postgres.statement_fault import StatementFault, fault_of
 
 log = get_logger(__name__)
 
 LOOK_INTERVAL = 5.0  # seconds between two looks for jobs that another console has left
-STATEMENT_TIMEOUT = 600.0  # seconds: one head may have a million rows behind it
-ROWS = (Source.PARKED, Source.ARCHIVED, Source.QUARANTINED)
-LETTERS = (Source.DEAD_LETTER,)
-REPLAYS = (Source.SENT,)
+KINDS = {  # of jobs, that run beside each other
+    "jobs": (Source.PARKED, Source.ARCHIVED, Source.QUARANTINED),
+    "letters": (Source.DEAD_LETTER,),
+    "replays": (Source.SENT,),
+}
 Result = TypeVar("Result")
 
 WAITING = SQL("""
@@ -43,7 +41,7 @@ WAITING = SQL("""
 
 
 class Runner:
-    """Runs jobs over rows and over letters in a thread each, on separate connections, and replays in the event loop.
+    """Runs jobs over rows, over letters and replays beside each other, and those of a kind one after the other.
 
     Args:
         note: called with an error that nobody has foreseen, and that ended a look for jobs.
@@ -53,12 +51,10 @@ class Runner:
         self._settings = settings
         self._schema = settings.database.schema_name
         self._note = note
-        self._wanted = (asyncio.Event(), asyncio.Event(), asyncio.Event())
+        self._wanted = {kind: asyncio.Event() for kind in KINDS}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
-        self._connection: psycopg.Connection | None = None
-        self._letters: Command | None = None
-        self._replay: Replay | None = None
+        self._runs: set[Run] = set()
 
     def wake(self) -> None:
         """Look for jobs at once; any thread may call it."""
@@ -68,32 +64,26 @@ class Runner:
     async def run(self) -> None:
         """Run what there is to run, until `stop`."""
         self._loop = asyncio.get_running_loop()
-        rows, letters, replays = self._wanted
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep(rows, lambda: asyncio.to_thread(self._run_rows)), name="jobs")
-            tasks.create_task(self._keep(letters, lambda: asyncio.to_thread(self._run_letters)), name="letters")
-            tasks.create_task(self._keep(replays, self._run_replays), name="replays")
+            for kind, wanted in self._wanted.items():
+                tasks.create_task(self._keep(wanted, KINDS[kind]), name=kind)
 
     def stop(self) -> None:
         """End `run`; a job that it works on is left after its last whole batch."""
         self._stopping.set()
         self._set()
-        if self._replay is not None:
-            self._replay.stop()
-        if self._letters is not None:
-            self._letters.stop()
-        if self._connection is not None:
-            unplug(self._connection)
+        for run in self._runs:
+            run.stop()
 
     def _set(self) -> None:
-        for each in self._wanted:
+        for each in self._wanted.values():
             each.set()
 
-    async def _keep(self, wanted: asyncio.Event, run: Callable[[], Awaitable[None]]) -> None:
+    async def _keep(self, wanted: asyncio.Event, sources: Sequence[Source]) -> None:
         while not self._stopping.is_set():
             wanted.clear()
             try:
-                await run()
+                await self._run_all(sources)
             except OutboxError as error:
                 if not self._stopping.is_set():
                     log.warning("console.jobs_wait", error=str(error))
@@ -101,56 +91,24 @@ class Runner:
                 self._note(error)
             await wait_for_event(wanted, LOOK_INTERVAL)
 
-    def _run_rows(self) -> None:
-        try:
-            with session(self._settings.database, timeout=STATEMENT_TIMEOUT) as connection:
-                self._connection = connection
-                for job in self._waiting(connection, ROWS):
-                    if self._stopping.is_set():
-                        return
-                    try:
-                        self._tell(run_rows(connection, self._schema, read_job(connection, self._schema, job)))
-                    except Exception as error:  # the next job may go well
-                        self._pause(connection, job, self._reason_to_pause(job, error))
-        finally:
-            self._connection = None
-
-    def _run_letters(self) -> None:
-        broker, run = self._settings.broker, self._run_letters_command
-        with session(self._settings.database, timeout=STATEMENT_TIMEOUT) as connection:
-            for job in self._waiting(connection, LETTERS):
-                if self._stopping.is_set():
-                    return
-                try:
-                    found = read_job(connection, self._schema, job)
-                    asyncio.run(run_letters(connection, self._schema, broker, found, run=run))
-                    self._tell(read_job(connection, self._schema, job))
-                except Exception as error:  # the next job may go well
-                    self._pause(connection, job, self._reason_to_pause(job, error))
-
-    async def _run_letters_command(self, command: Command) -> Done:
-        self._letters = command
-        try:
-            if self._stopping.is_set():
-                command.stop()
-            return await command.run()
-        finally:
-            self._letters = None
-
-    async def _run_replays(self) -> None:
-        for job in await asyncio.to_thread(self._in_session, partial(self._waiting, sources=REPLAYS)):
+    async def _run_all(self, sources: Sequence[Source]) -> None:
+        for job in await asyncio.to_thread(self._in_session, partial(self._waiting, sources=sources)):
             if self._stopping.is_set():
                 return
             read = partial(read_job, schema=self._schema, job=job)
             try:
-                self._replay = Replay(self._settings, await asyncio.to_thread(self._in_session, read), rate=None)
-                await run_in_words(self._replay)
-                self._tell(await asyncio.to_thread(self._in_session, read))
+                found = await asyncio.to_thread(self._in_session, read)
+                run = run_of(self._settings, found, work_of(self._settings, found))
+                self._runs.add(run)
+                if self._stopping.is_set():
+                    run.stop()
+                try:
+                    self._tell(await run.run())
+                finally:
+                    self._runs.discard(run)
             except Exception as error:  # the next job may go well
                 pause = partial(self._pause, job=job, because=self._reason_to_pause(job, error))
                 await asyncio.to_thread(self._in_session, pause)
-            finally:
-                self._replay = None
 
     def _in_session(self, work: Callable[[psycopg.Connection], Result]) -> Result:
         with session(self._settings.database) as connection:
@@ -167,6 +125,8 @@ class Runner:
             Exception: the error itself, when it is over at a later look.
         """
         cause = error.__cause__ if isinstance(error, PartlyDoneError) and error.__cause__ else error
+        if isinstance(cause.__cause__, psycopg.Error) and cause.__cause__.sqlstate:
+            cause = cause.__cause__  # in the database's words, which tell more kinds apart
         if self._stopping.is_set() or passes(cause):
             raise error
         if isinstance(cause, BusyError | JobTurnedError):

@@ -1,1 +1,1 @@
-"""Bulk work as jobs: who, what, why, how far. Start at job.py."""
+"""Bulk work as jobs: who, what, why, how far. Start at runner.py."""

@@ -1,15 +1,13 @@
-"""The table of jobs: made, listed, shown, paused, resumed, cancelled. Who does the work is told by a job's source.
+"""The table of jobs: made, listed, shown, paused, resumed, cancelled.
 
-Parked rows: relay/operate/parked/change.py. Rows in quarantine: relay/operate/routes/discard.py. Dead letters:
-relay/operate/letters/change.py. Sent rows: relay/operate/sent/run.py. Each saves in the table how far it is, so another
-process can read that, and go on after a kill.
+A job's source decides which work does it (relay/operate/bulk.py). The runner saves in the table how far it is, so
+another process can read that, and go on after a kill (relay/jobs/runner.py).
 """
 
 import getpass
 import os
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -43,6 +41,16 @@ class Source(StrEnum):
     ARCHIVED = "archived"
     DEAD_LETTER = "dead letter"
     QUARANTINED = "quarantined"
+
+
+class State(StrEnum):
+    """How a job stands. The table has `open` for a job that runs or was interrupted."""
+
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    PAUSED = "paused"
+    DONE = "done"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +95,7 @@ class Job:
     id: int
     kind: Kind
     source: Source
-    state: str  # running, interrupted, paused, done, cancelled
+    state: State
     made_at: datetime
     made_by: str
     made_as: str
@@ -114,6 +122,7 @@ class Job:
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Kind(self.kind))
         object.__setattr__(self, "source", Source(self.source))
+        object.__setattr__(self, "state", State(self.state))
 
     @property
     def words(self) -> str:
@@ -127,7 +136,12 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        return self.state in ("done", "cancelled")
+        return self.state in (State.DONE, State.CANCELLED)
+
+    @property
+    def tried(self) -> int:
+        """Rows that it has done or failed with."""
+        return self.done + self.failed if self.kind is Kind.REPLAY else self.done
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +324,7 @@ def resume_job(connection: psycopg.Connection, schema: str, job: int, *, by: str
         UsageError: it has ended already.
     """
     found = read_job(connection, schema, job)
-    if found.state == "running":
+    if found.state is State.RUNNING:
         raise BusyError(f"{found.words} is run by another process")
     if found.is_over:
         raise UsageError(f"{found.words} is {found.state}: there is nothing to resume")
@@ -318,25 +332,9 @@ def resume_job(connection: psycopg.Connection, schema: str, job: int, *, by: str
     return read_job(connection, schema, job)
 
 
+# By the lock others see that a job runs.
 TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtext({lock}), {job}::integer)")
 LEAVE_LOCK = SQL("SELECT pg_advisory_unlock(hashtext({lock}), {job}::integer)")
-
-
-@contextmanager
-def running(connection: psycopg.Connection, schema: str, job: Job) -> Iterator[None]:
-    """Hold the job's lock, by which others see that it runs.
-
-    Raises:
-        BusyError: another process runs it.
-    """
-    names = {"lock": lock_name(schema), "job": Literal(job.id)}
-    if connection.execute(TAKE_LOCK.format(**names)).fetchone() != (True,):
-        raise BusyError(f"{job.words} is run by another process")
-    try:
-        yield
-    finally:
-        if not connection.closed:
-            connection.execute(LEAVE_LOCK.format(**names))
 
 
 def lock_name(schema: str) -> Literal:
@@ -367,3 +365,11 @@ def _read(connection: psycopg.Connection, schema: str, values: dict[str, Any]) -
     statement = READ_JOBS.format(schema=Identifier(schema), lock=lock_name(schema))
     with connection.cursor(row_factory=class_row(Job)) as cursor:
         return cursor.execute(statement, values).fetchall()
+
+
+async def read_running(connection: psycopg.AsyncConnection, schema: str, job: int) -> Job | None:
+    """Return the job that this process runs; None: its row has gone."""
+    statement = READ_JOBS.format(schema=Identifier(schema), lock=lock_name(schema))
+    async with connection.cursor(row_factory=class_row(Job)) as cursor:
+        await cursor.execute(statement, {"id": job, "limit": 1, "kind": None, "before": None})
+        return await cursor.fetchone()

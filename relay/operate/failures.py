@@ -20,9 +20,9 @@ from pydantic import Field
 from relay.errors import NotFoundError
 from relay.operate.asked import MAX_ID, Closed, QueueName, Text
 from relay.operate.cause import cause_of
-from relay.operate.letters.change import queues_of
 from relay.operate.letters.letter import SOURCE, Held, Letter, Selection
 from relay.operate.letters.read import read_letters
+from relay.operate.letters.work import queues_of
 from relay.operate.operation import Role, Servers, operation
 from relay.operate.routes.quarantine import SOURCE as OF_ROUTES
 from relay.operate.routes.quarantine import failing_routes, route_group

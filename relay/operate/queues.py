@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from relay.config.settings import Settings
 from relay.config.topology import QueueType
 from relay.consume.queue_depth import QueueDepth
-from relay.operate.letters.change import queues_of
+from relay.operate.letters.work import queues_of
 from relay.operate.routes.map import listed_ways
 
 UNREAD_AFTER = 10.0  # seconds without a consumer; a shorter gap is a restart

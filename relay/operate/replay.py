@@ -16,8 +16,8 @@ from relay.operate.messages.whereabouts import WhyMissing, find_rows
 from relay.operate.operation import SCAN_TIMEOUT, Effect, Role, Servers, operation
 from relay.operate.sent.moment import parse_interval
 from relay.operate.sent.selection import Day, Selection, count_by_day, count_waiting, first_day, now
-from relay.operate.sent.serve import order_replay
 from relay.operate.sent.target import Target, Trace, check_target
+from relay.operate.sent.work import order_replay
 
 
 class ReplayFilter(MessageFilter):

@@ -1,7 +1,7 @@
 """A connection for an operator's command: every wait bounded, and errors in words that name the remedy."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import psycopg
 from psycopg import errors
@@ -9,12 +9,14 @@ from psycopg.sql import SQL, Identifier
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
+from relay.jobs.work import Answer, Save
 from relay.operate.revision import head_revision
 from relay.servers.postgres.bounded_values import bound_values
 from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, refuse_newer
-from relay.servers.postgres.database import connect, one_line
+from relay.servers.postgres.database import connect, connect_async, one_line, require_session
 from relay.servers.postgres.statement_fault import refused_or_lost
 
+STATEMENT_TIMEOUT = 600.0  # seconds, for a job: one parked row may have a million behind it
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, false)")
 
 
@@ -42,13 +44,52 @@ def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iter
         connection.close()
 
 
+class SessionWork:
+    """What a job's work is that has one session; when that is lost, the run of the job ends."""
+
+    things = "rows"
+    under_way = doubtful = 0
+    may_be_cut = False
+
+    def __init__(self, database: DatabaseSettings, *, timeout: float = STATEMENT_TIMEOUT) -> None:
+        self._database = database
+        self._schema = database.schema_name
+        self._timeout = timeout
+        self._connection: psycopg.AsyncConnection
+
+    @asynccontextmanager
+    async def opened(self, save: Save) -> AsyncIterator[None]:
+        """Connect, and take the job's lock.
+
+        Raises:
+            ConfigurationError: database.url leads to a pooler that keeps no session, and no lock.
+            BusyError: another process runs the job.
+            OutboxError: what was refused or lost in the block, in words as by `session`.
+        """
+        async with await connect_async(self._database) as self._connection:
+            with in_words(self._connection, f"no outbox tables in schema {self._schema}", self._timeout):
+                await require_session(self._connection, self._database)
+                await self._connection.execute(SET_TIMEOUT, {"milliseconds": str(round(self._timeout * 1000))})
+                bound_values(self._connection)
+                await save.take_lock(self._connection)
+                yield
+
+    async def use(self, call: Callable[[psycopg.AsyncConnection], Awaitable[Answer]]) -> Answer:
+        return await call(self._connection)
+
+    async def settle(self, _: Save) -> None:
+        """Nothing is under way between two steps."""
+
+
 def limit_statements(connection: psycopg.Connection, seconds: float) -> None:
     """Let the server end each statement of this session after so many seconds."""
     connection.execute(SET_TIMEOUT, {"milliseconds": str(round(seconds * 1000))})
 
 
 @contextmanager
-def in_words(connection: psycopg.Connection, lack: str, seconds: float, *, url: str = "database.url") -> Iterator[None]:
+def in_words(
+    connection: psycopg.Connection | psycopg.AsyncConnection, lack: str, seconds: float, *, url: str = "database.url"
+) -> Iterator[None]:
     """Yield the errors of this connection in words; raises as `session`.
 
     Args:

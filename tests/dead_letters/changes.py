@@ -1,15 +1,19 @@
 """Changes of dead letters, each written to the audit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 
-from relay.operate.letters.audit import Entry, write_audit
-from relay.operate.letters.change import Command, Done
-from relay.operate.letters.letter import Letter, Selection
+from relay.config.settings import BrokerSettings, DatabaseSettings
+from relay.jobs.job import Caution, Job
+from relay.jobs.runner import Run
+from relay.operate.letters.audit import Entry
+from relay.operate.letters.letter import Selection
+from relay.operate.letters.work import Done, LettersWork, order_letters
 from tests.consume.effects import QUEUE
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters
+from tests.support.bulk import settings_of
 
 RETRY = Entry("retry", DEAD, QUEUE, "ann@desk", "the tax office is open again")
 DISCARD = Entry("discard", DEAD, None, "ann@desk", "test data")
@@ -19,9 +23,20 @@ Audit = psycopg.Connection[dict[str, Any]]
 
 
 async def change(
-    letters: Letters, entry: Entry, audit: Audit, selection: Selection = NO_FILTER, **options: Any
+    letters: Letters, entry: Entry, audit: Audit, selection: Selection = NO_FILTER, *, rate: float | None = None
 ) -> Done:
-    def write(done: Sequence[Letter]) -> None:
-        write_audit(audit, "outbox", entry, done)
+    """Order a job over letters, and run it to its end."""
+    with psycopg.connect(audit.info.dsn, password=audit.info.password, autocommit=True) as connection:
+        job = order_letters(connection, "outbox", entry, selection, caution=Caution(rate=rate))
+        database = settings_of(connection).database
+    return await run_letters(database, letters.broker, job)
 
-    return await Command(letters.broker, entry, selection, **{"write": write, **options}).run()
+
+async def run_letters(
+    database: DatabaseSettings, broker: BrokerSettings, job: Job, *, begun: Callable[[Run], None] = lambda _: None
+) -> Done:
+    """Do the rest of a job. `begun` gets the run, and may stop it."""
+    work = LettersWork(database, broker, job)
+    run = Run("outbox", job, work, drain_timeout=5)
+    begun(run)
+    return work.result(await run.run())

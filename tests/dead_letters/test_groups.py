@@ -1,16 +1,13 @@
 """Dead letters are grouped by their cause, and a group chooses letters."""
 
-import pytest
-
 from relay.config.settings import DatabaseSettings
-from relay.errors import PartlyDoneError
-from relay.jobs.job import pause_job, read_job, resume_job
+from relay.jobs.job import read_job
 from relay.operate.failures import group_letters, with_retries
-from relay.operate.letters.job import order_letters, run_letters
 from relay.operate.letters.letter import Selection
 from relay.operate.letters.read import list_letters
+from relay.operate.letters.work import order_letters
 from relay.operate.session import session
-from tests.dead_letters.changes import RETRY
+from tests.dead_letters.changes import RETRY, run_letters
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters
 
 
@@ -38,7 +35,7 @@ async def test_a_group_chooses_its_letters_and_knows_its_retries(letters: Letter
 
     with session(database) as connection:
         job = order_letters(connection, "outbox", RETRY, Selection(group=group.id))
-        done = await run_letters(connection, "outbox", letters.broker, job)
+        done = await run_letters(database, letters.broker, job)
         (again,) = with_retries(connection, "outbox", [group])
         after = read_job(connection, "outbox", job.id)
 
@@ -46,21 +43,6 @@ async def test_a_group_chooses_its_letters_and_knows_its_retries(letters: Letter
     assert done.done == len(chosen) == again.retried == after.done
     assert after.state == "done"
     assert [each.message_id for each in left] == [other]
-
-
-async def test_a_paused_job_over_letters_goes_on(letters: Letters, database: DatabaseSettings) -> None:
-    await letters.put_all(3)
-    with session(database) as connection:
-        job = order_letters(connection, "outbox", RETRY, Selection(limit=2))
-        pause_job(connection, "outbox", job.id, by="ann", why=None)
-        with pytest.raises(PartlyDoneError, match=r"job 1 \(retry\) is paused"):
-            await run_letters(connection, "outbox", letters.broker, job)
-        done = await run_letters(
-            connection, "outbox", letters.broker, resume_job(connection, "outbox", job.id, by="ann")
-        )
-
-    assert done.done == 2
-    assert await letters.waiting() == 1
 
 
 def test_a_selection_is_written_down_and_read_again() -> None:

@@ -8,14 +8,15 @@ from structlog.testing import capture_logs
 
 from relay.config.settings import DatabaseSettings
 from relay.jobs.job import Caution, Job, read_job, resume_job
-from relay.operate.letters import stages
-from relay.operate.letters.change import Command, Done
-from relay.operate.letters.job import order_letters, run_letters
+from relay.jobs.runner import Run
+from relay.operate.letters import trial
 from relay.operate.letters.letter import Selection
+from relay.operate.letters.work import Done, order_letters
 from relay.operate.session import session
-from tests.dead_letters.changes import RETRY, Audit
+from tests.dead_letters.changes import RETRY, Audit, run_letters
 from tests.dead_letters.letters import DEAD, FAILED_AT, Letters
 from tests.dead_letters.tried import consuming
+from tests.support.bulk import settings_of
 from tests.support.eventually import eventually
 
 EVERYTHING = Selection()
@@ -25,15 +26,14 @@ class Stopped:
     """A run that is stopped when the consumer has a letter of the first stage."""
 
     def __init__(self) -> None:
-        self._command: Command | None = None
+        self._run: Run | None = None
 
-    async def run(self, command: Command) -> Done:
-        self._command = command
-        return await command.run()
+    def begun(self, run: Run) -> None:
+        self._run = run
 
     async def stop(self) -> None:
-        if self._command is not None:
-            self._command.stop()
+        if self._run is not None:
+            self._run.stop()
 
 
 @pytest.fixture
@@ -43,19 +43,19 @@ def stopped() -> Stopped:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "MARGIN", 0.5)
-    monkeypatch.setattr(stages, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(trial, "MARGIN", 0.5)
+    monkeypatch.setattr(trial, "LOOK_INTERVAL", 0.05)
 
 
 async def retried(connection: psycopg.Connection, letters: Letters, caution: Caution) -> tuple[Done, Job]:
     job = order_letters(connection, "outbox", RETRY, EVERYTHING, caution=caution)
-    done = await run_letters(connection, "outbox", letters.broker, job)
+    done = await run_letters(settings_of(connection).database, letters.broker, job)
     return done, read_job(connection, "outbox", job.id)
 
 
 async def resumed(connection: psycopg.Connection, letters: Letters, job: Job) -> Job:
     job = resume_job(connection, "outbox", job.id, by="ann")
-    await run_letters(connection, "outbox", letters.broker, job)
+    await run_letters(settings_of(connection).database, letters.broker, job)
     return read_job(connection, "outbox", job.id)
 
 
@@ -114,7 +114,7 @@ async def test_a_stage_waits_longer_than_the_tries_of_a_keys_letters_took_the_la
 async def test_a_stage_that_nobody_consumes_pauses_the_job_which_stays_in_it(
     letters: Letters, database: DatabaseSettings, audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "LONGEST", 3)
+    monkeypatch.setattr(trial, "LONGEST", 3)
     await letters.put_all(3)
 
     with session(database) as connection, capture_logs() as events:
@@ -135,7 +135,7 @@ async def test_a_stage_that_nobody_consumes_pauses_the_job_which_stays_in_it(
 async def test_a_stage_cannot_count_while_others_take_letters(
     letters: Letters, database: DatabaseSettings, audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "LONGEST", 3)
+    monkeypatch.setattr(trial, "LONGEST", 3)
     await letters.put_all(40)  # more than the job has in its hands
 
     async def takes_one() -> None:
@@ -166,17 +166,17 @@ async def test_letters_that_are_refused_are_failures_of_their_stage(
 async def test_a_job_that_is_stopped_in_a_stage_sends_each_letter_once(
     letters: Letters, database: DatabaseSettings, audit: Audit, stopped: Stopped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "LONGEST", 3)
+    monkeypatch.setattr(trial, "LONGEST", 3)
     sent = await letters.put_all(5)
 
     async with consuming(letters, audit, does=stopped.stop) as tried:
         with session(database) as connection:
             chosen = Selection(message_ids=frozenset(sent))
             job = order_letters(connection, "outbox", RETRY, chosen, caution=Caution(stages=(1, 3)))
-            await run_letters(connection, "outbox", letters.broker, job, run=stopped.run)
+            await run_letters(settings_of(connection).database, letters.broker, job, begun=stopped.begun)
             first = read_job(connection, "outbox", job.id)
             await eventually(lambda: letters.has(4), "the others are back")
-            done = await run_letters(connection, "outbox", letters.broker, first)
+            done = await run_letters(settings_of(connection).database, letters.broker, first)
             ended = read_job(connection, "outbox", job.id)
         await eventually(lambda: len(tried.ids) == len(sent), "all are consumed")
 
@@ -196,9 +196,9 @@ async def test_what_failed_after_a_stop_counts_in_its_stage(
             job = order_letters(
                 connection, "outbox", RETRY, EVERYTHING, caution=Caution(stages=(2,), stop_when_failing=0.6)
             )
-            await run_letters(connection, "outbox", letters.broker, job, run=stopped.run)
+            await run_letters(settings_of(connection).database, letters.broker, job, begun=stopped.begun)
             await eventually(lambda: letters.has(4), "all are back")
-            await run_letters(connection, "outbox", letters.broker, read_job(connection, "outbox", job.id))
+            await run_letters(settings_of(connection).database, letters.broker, read_job(connection, "outbox", job.id))
             job = read_job(connection, "outbox", job.id)
 
     assert (job.state, job.stage, job.done, job.failed) == ("paused", 1, 2, 2)

@@ -22,12 +22,12 @@ from relay.engine.settle.quarantine import PROBES_AT_A_TIME, Quarantine
 from relay.engine.settle.quarantine_table import SET_ASIDE_BEHIND, Entry, QuarantineTable
 from relay.jobs.job import Job
 from relay.operate.messages.whereabouts import whereabouts
-from relay.operate.parked.change import run_rows
-from relay.operate.routes.discard import order_discard
 from relay.operate.routes.quarantine import Changed, list_routes, probe, reroute
+from relay.operate.routes.work import order_discard
 from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import IN_ORDER, unhurried
+from tests.support.bulk import run_rows
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitServer
 
@@ -260,7 +260,7 @@ async def test_rows_behind_a_discarded_one_go_out(
         with session(database) as connection:
             (route,) = list_routes(connection, "outbox")
             job = order_discard(connection, "outbox", route, [lost], by="ada", why="too late")
-            return run_rows(connection, "outbox", job)
+            return run_rows(connection, job)
 
     async with run_node():
         await eventually(lambda: outbox.are_aside([lost, *behind]), "all wait")

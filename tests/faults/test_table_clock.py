@@ -23,7 +23,7 @@ STAMPS = {
     "operate/doctor/server.py",  # compares both clocks
     "operate/letters/asked.py",
     "operate/routes/map.py",
-    "operate/sent/run.py",
+    "operate/sent/work.py",
     "publisher/entry.py",
 }  # write down when something was; nothing waits for it
 

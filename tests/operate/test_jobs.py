@@ -6,8 +6,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from relay.config.settings import DatabaseSettings
-from relay.errors import BusyError, UsageError
+from relay.errors import UsageError
 from relay.jobs.job import (
     Caution,
     Job,
@@ -18,13 +17,12 @@ from relay.jobs.job import (
     pause_job,
     read_job,
     resume_job,
-    running,
 )
-from relay.operate.parked import change as release
-from relay.operate.parked.change import change_rows, order_rows, run_rows
+from relay.operate.parked import work as parked
 from relay.operate.parked.read import Selection
-from relay.operate.session import session
+from relay.operate.parked.work import order_rows
 from tests.operate.rows import Rows
+from tests.support.bulk import change_rows, run_rows
 from tests.support.process import wait_for
 
 EVERYTHING = Selection()
@@ -37,7 +35,7 @@ PENDING = ("pending", None)
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release, "BATCH_HEADS", 2)
+    monkeypatch.setattr(parked.ParkedWork, "most", 2)
 
 
 def at(done: int, call: Callable[[], object]) -> Callable[[Job], None]:
@@ -58,7 +56,7 @@ def test_a_job_tells_who_when_why_what_and_how_far(rows: Rows, connection: psyco
         rows.parked(key)
     rows.parked("a", behind=1)
 
-    done = change_rows(connection, "outbox", Kind.RETRY, Selection(event_type="InvoiceIssued"), by="ada", why="mended")
+    done = change_rows(connection, Kind.RETRY, Selection(event_type="InvoiceIssued"), by="ada", why="mended")
 
     (job,) = list_jobs(connection, "outbox", limit=9)
     assert (job.id, job.kind, job.source, job.state) == (done.job, Kind.RETRY, "parked", "done")
@@ -69,7 +67,7 @@ def test_a_job_tells_who_when_why_what_and_how_far(rows: Rows, connection: psyco
 def test_each_row_is_in_the_audit_once_with_its_job(rows: Rows, connection: psycopg.Connection) -> None:
     ids = [rows.parked(str(number)) for number in range(5)]
 
-    done = change_rows(connection, "outbox", Kind.ARCHIVE, EVERYTHING, by="ada", why="later")
+    done = change_rows(connection, Kind.ARCHIVE, EVERYTHING, by="ada", why="later")
 
     assert rows.connection.execute(AUDIT).fetchall() == [
         (id_, "parked archive", "ada", "later", done.job) for id_ in ids
@@ -82,9 +80,9 @@ def test_what_is_archived_comes_back_as_it_was(rows: Rows, connection: psycopg.C
     read = "SELECT attempts, last_error, parked_at FROM outbox.message WHERE id = %s"
     before = rows.connection.execute(read, [head]).fetchone()
 
-    archived = change_rows(connection, "outbox", Kind.ARCHIVE, EVERYTHING, by="ada", why="later")
+    archived = change_rows(connection, Kind.ARCHIVE, EVERYTHING, by="ada", why="later")
     meanwhile = rows.states()
-    restored = change_rows(connection, "outbox", Kind.RESTORE, Selection(ids=[head, follower]))
+    restored = change_rows(connection, Kind.RESTORE, Selection(ids=[head, follower]))
 
     assert (archived.chosen, archived.released) == (1, 1)
     assert meanwhile == {head: ("archived", None), follower: PENDING}
@@ -94,46 +92,13 @@ def test_what_is_archived_comes_back_as_it_was(rows: Rows, connection: psycopg.C
     assert rows.connection.execute(read, [head]).fetchone() == before
 
 
-def test_a_paused_job_goes_on_behind_what_it_has_done(rows: Rows, connection: psycopg.Connection) -> None:
-    ids = [rows.parked(str(number)) for number in range(6)]
-    job = order_rows(connection, "outbox", Kind.RETRY, EVERYTHING, by="ada")
-
-    paused = run_rows(
-        connection,
-        "outbox",
-        job,
-        show=at(2, lambda: pause_job(connection, "outbox", job.id, by="bob", why="lunch")),
-    )
-    left = [id_ for id_, (state, _) in rows.states().items() if state == "parked"]
-    resumed = resume_job(connection, "outbox", job.id, by="bob")
-    done = run_rows(connection, "outbox", resumed)
-
-    assert (paused.state, paused.done, paused.paused_because) == ("paused", 2, "paused by bob: lunch")
-    assert left == ids[2:]
-    assert (resumed.state, resumed.paused_because) == ("interrupted", None)
-    assert (done.state, done.done) == ("done", 6)
-    assert rows.states() == dict.fromkeys(ids, PENDING)
-    assert [target for target, *_ in rows.connection.execute(AUDIT)] == ids
-
-
-def test_a_cancelled_job_stops_and_cannot_go_on(rows: Rows, connection: psycopg.Connection) -> None:
-    for number in range(6):
-        rows.parked(str(number))
+def test_a_cancelled_job_cannot_go_on(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.parked()
     job = order_rows(connection, "outbox", Kind.DISCARD, EVERYTHING, by="ada", why="test")
 
-    ended = run_rows(
-        connection,
-        "outbox",
-        job,
-        show=at(2, lambda: cancel_job(connection, "outbox", job.id, by="bob", why="the wrong ones")),
-    )
+    ended = cancel_job(connection, "outbox", job.id, by="bob", why="the wrong ones")
 
-    assert (ended.state, ended.done, ended.cancelled_by, ended.cancelled_why) == (
-        "cancelled",
-        2,
-        "bob",
-        "the wrong ones",
-    )
+    assert (ended.state, ended.cancelled_by, ended.cancelled_why) == ("cancelled", "bob", "the wrong ones")
     calls: list[Callable[[], object]] = [
         lambda: resume_job(connection, "outbox", job.id, by="bob"),
         lambda: pause_job(connection, "outbox", job.id, by="bob", why=None),
@@ -144,29 +109,15 @@ def test_a_cancelled_job_stops_and_cannot_go_on(rows: Rows, connection: psycopg.
             call()
 
 
-def test_one_process_runs_a_job(rows: Rows, connection: psycopg.Connection, database: DatabaseSettings) -> None:
-    rows.parked()
-    job = order_rows(connection, "outbox", Kind.RETRY, EVERYTHING)
-
-    with session(database) as other, running(other, "outbox", job):
-        assert read_job(connection, "outbox", job.id).state == "running"
-        with pytest.raises(BusyError, match=r"job 1 \(retry\) is run by another process"):
-            run_rows(connection, "outbox", job)
-        with pytest.raises(BusyError):
-            resume_job(connection, "outbox", job.id, by="bob")
-
-    assert run_rows(connection, "outbox", job).done == 1
-
-
 def test_a_resumed_job_keeps_its_limit_and_leaves_what_was_parked_later(
     rows: Rows, connection: psycopg.Connection
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(4)]
     job = order_rows(connection, "outbox", Kind.RETRY, Selection(limit=3))
-    run_rows(connection, "outbox", job, show=at(2, lambda: pause_job(connection, "outbox", job.id, by="ada", why=None)))
+    run_rows(connection, job, show=at(2, lambda: pause_job(connection, "outbox", job.id, by="ada", why=None)))
     later = rows.parked("later")
 
-    done = run_rows(connection, "outbox", resume_job(connection, "outbox", job.id, by="ada"))
+    done = run_rows(connection, resume_job(connection, "outbox", job.id, by="ada"))
 
     assert (done.state, done.done) == ("done", 3)
     assert [id_ for id_, (state, _) in rows.states().items() if state == "parked"] == [ids[3], later]
@@ -220,7 +171,6 @@ def test_a_stage_waits_for_the_outcome_of_its_rows(
     with Broker(database_url, fails=lambda id_: id_ == ids[2]) as broker:
         done = change_rows(
             connection,
-            "outbox",
             Kind.RETRY,
             EVERYTHING,
             caution=caution,
@@ -244,10 +194,10 @@ def test_a_stage_that_fails_too_often_pauses_the_job(
     caution = Caution(stages=(2, 4), stop_when_failing=0.4)
 
     with Broker(database_url, fails=lambda id_: id_ == ids[0]):
-        done = change_rows(connection, "outbox", Kind.RETRY, EVERYTHING, caution=caution)
+        done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=caution)
         paused = read_job(connection, "outbox", done.job or 0)
         left = [id_ for id_, (state, _) in rows.states().items() if state == "parked"]
-        resumed = run_rows(connection, "outbox", resume_job(connection, "outbox", paused.id, by="ada"))
+        resumed = run_rows(connection, resume_job(connection, "outbox", paused.id, by="ada"))
 
     assert (paused.state, paused.stage, paused.done, paused.failed) == ("paused", 1, 2, 1)
     assert paused.paused_because == "1 of 2 rows of the stage failed again: 50%, and at most 40% may"
@@ -262,14 +212,12 @@ def test_a_job_with_fewer_rows_than_its_stage_waits_for_theirs(
     row = rows.parked()
 
     with Broker(database_url, fails=lambda _: True):
-        done = change_rows(
-            connection, "outbox", Kind.RETRY, EVERYTHING, caution=Caution(stages=(10,), stop_when_failing=0)
-        )
+        done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=Caution(stages=(10,), stop_when_failing=0))
 
     job = read_job(connection, "outbox", done.job or 0)
     assert (job.state, job.done, job.failed) == ("paused", 1, 1)
     assert rows.states() == {row: ("parked", None)}
-    assert run_rows(connection, "outbox", resume_job(connection, "outbox", job.id, by="ada")).state == "done"
+    assert run_rows(connection, resume_job(connection, "outbox", job.id, by="ada")).state == "done"
 
 
 def test_what_has_no_outcome_has_no_stages(connection: psycopg.Connection) -> None:

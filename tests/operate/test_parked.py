@@ -8,8 +8,8 @@ from psycopg.types.json import Jsonb
 
 from relay.errors import NotFoundError
 from relay.operate.messages.whereabouts import WhyMissing
-from relay.operate.parked.change import Done
 from relay.operate.parked.read import Selection, list_parked, show_parked
+from relay.operate.parked.work import Done
 from tests.operate.rows import Rows
 from tests.support.bulk import preview, retry
 

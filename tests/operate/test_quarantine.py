@@ -6,11 +6,11 @@ import psycopg
 import pytest
 
 from relay.jobs.job import Job
-from relay.operate.parked.change import run_rows
-from relay.operate.routes import discard as quarantine_job
-from relay.operate.routes.discard import order_discard
+from relay.operate.routes import work as quarantine_job
 from relay.operate.routes.quarantine import list_routes
+from relay.operate.routes.work import order_discard
 from tests.operate.rows import Rows
+from tests.support.bulk import run_rows
 from tests.support.process import wait_for
 
 BY, WHY = "ada", "too late"
@@ -21,7 +21,7 @@ PUT_BACK = "UPDATE outbox.message SET state = 'quarantined' WHERE id = %s"
 def discard(connection: psycopg.Connection) -> Job:
     """Discard the rows of the only route by a job."""
     (route,) = list_routes(connection, "outbox")
-    return run_rows(connection, "outbox", order_discard(connection, "outbox", route, [], by=BY, why=WHY))
+    return run_rows(connection, order_discard(connection, "outbox", route, [], by=BY, why=WHY))
 
 
 def test_a_probe_that_comes_back_is_changed_with_the_others(rows: Rows, connection: psycopg.Connection) -> None:
@@ -31,7 +31,7 @@ def test_a_probe_that_comes_back_is_changed_with_the_others(rows: Rows, connecti
 
     changing = threading.Thread(target=lambda: done.append(discard(connection)))
     changing.start()
-    looked = f"SELECT FROM pg_stat_activity WHERE pid = {connection.info.backend_pid} AND query = 'COMMIT'"
+    looked = "SELECT FROM pg_stat_activity WHERE query = 'COMMIT' AND datname = current_database()"
     wait_for(lambda: rows.connection.execute(looked).rowcount > 0, "it has looked", 10)
     rows.connection.execute(PUT_BACK, [probe])
     changing.join(10)
@@ -60,7 +60,7 @@ def test_a_route_that_works_by_now_ends_the_job(rows: Rows, connection: psycopg.
     rows.connection.execute("UPDATE outbox.message SET state = 'pending', quarantine = NULL")
     rows.connection.execute("DELETE FROM outbox.quarantine")
 
-    ended = run_rows(connection, "outbox", job)
+    ended = run_rows(connection, job)
 
     assert (ended.state, ended.selected, ended.done) == ("done", 1, 0)
     assert rows.states() == {row: ("pending", None)}
@@ -72,6 +72,6 @@ def test_what_comes_after_the_order_stays(rows: Rows, connection: psycopg.Connec
     job = order_discard(connection, "outbox", route, [], by=BY, why=WHY)
     later = rows.quarantined("gone", "2")
 
-    run_rows(connection, "outbox", job)
+    run_rows(connection, job)
 
     assert rows.states()[later] == ("quarantined", None)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import DatabaseUnavailableError, PartlyDoneError
-from relay.operate.parked import change as release
-from relay.operate.parked.change import Done
+from relay.operate.parked import work as parked
 from relay.operate.parked.read import Selection, show_parked
+from relay.operate.parked.work import Done
 from relay.operate.session import session
 from tests.operate.rows import Rows
 from tests.support.bulk import discard, preview, retry
@@ -131,7 +131,7 @@ def test_a_retry_waits_for_who_holds_the_park_lock(rows: Rows, connection: psyco
 def test_all_goes_in_batches_and_ends_although_rows_come_back(
     rows: Rows, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release, "BATCH_HEADS", 2)
+    monkeypatch.setattr(parked.ParkedWork, "most", 2)
     heads = [rows.parked(str(number)) for number in range(5)]
     followers = [rows.parked(str(number), behind=head) for number, head in enumerate(heads)]
 
@@ -146,7 +146,7 @@ def test_all_goes_in_batches_and_ends_although_rows_come_back(
 def test_what_was_done_before_the_database_went_away_is_told(
     rows: Rows, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release, "BATCH_HEADS", 1)
+    monkeypatch.setattr(parked.ParkedWork, "most", 1)
     heads = [rows.parked("1"), rows.parked("2")]
     rows.connection.execute(
         "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS"
@@ -182,7 +182,7 @@ def test_whatever_is_chosen_no_row_passes_a_parked_one_of_its_key(
 ) -> None:
     """Rows are held behind any head of their key, as races and policies switched over may leave them."""
     rows.connection.execute("TRUNCATE outbox.message")
-    monkeypatch.setattr(release, "BATCH_HEADS", batch)
+    monkeypatch.setattr(parked.ParkedWork, "most", batch)
     ids: list[int] = []
     heads: dict[str, list[int]] = {"a": [], "b": []}
     key_of: dict[int, str] = {}

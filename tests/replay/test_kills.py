@@ -132,7 +132,7 @@ async def test_a_cancel_ends_a_replay_that_runs(relay: Commands, sent: SentRows,
     (job,) = await relay.jobs()
     resumed = await relay(*RESUME)
     assert (cancelled.code, ended.code, resumed.code) == (0, 3, 2)
-    assert "replay 1 was cancelled after" in ended.said
+    assert "replay 1 is cancelled after" in ended.said
     assert (job["state"], job["cancelled_by"], job["cancelled_why"]) == ("cancelled", "ada", "the wrong filter")
     assert job["done"] <= len(await copies.read()) < 5000
 

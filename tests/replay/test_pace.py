@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.sent.pace import BESIDE_LIVE, FULL, SLICE, Pace
+from relay.jobs.pace import FULL, SLICE, Pace
+from relay.jobs.work import Save
 from relay.operate.sent.selection import Selection
-from relay.operate.sent.serve import order_replay
 from relay.operate.sent.session import ReplaySession
+from relay.operate.sent.work import BESIDE_LIVE, LivePace, order_replay
 from relay.operate.session import session as operator_session
 from tests.replay.sent import SentRows
 from tests.support.eventually import eventually
@@ -24,7 +25,7 @@ INSERT = """
 async def replaying(database: DatabaseSettings) -> AsyncIterator[ReplaySession]:
     with operator_session(database) as connection:
         job = order_replay(connection, "outbox", Selection())
-    opened = await ReplaySession.open(database, job)
+    opened = await ReplaySession.open(database, job, Save("outbox", job))
     yield opened
     await opened.close()
 
@@ -44,7 +45,7 @@ async def test_a_rate_is_not_exceeded() -> None:
 
 
 async def test_it_goes_fast_while_nobody_writes_and_slowly_again_at_the_next_row() -> None:
-    pace = Pace(None)
+    pace = LivePace()
     limits = [pace.limit]
 
     def is_fast() -> bool:
@@ -63,7 +64,7 @@ async def test_it_goes_fast_while_nobody_writes_and_slowly_again_at_the_next_row
 
 
 async def test_without_a_limit_all_may_go_at_once() -> None:
-    pace = Pace(None)
+    pace = LivePace()
     pace.limit = FULL
 
     assert await pace.room(4000) == 4000

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from relay.operate.sent.selection import Selection, count_statement
-from relay.operate.sent.serve import order_replay
 from relay.operate.sent.session import places_statement, read_statement
+from relay.operate.sent.work import order_replay
 from tests.support.days import make_days
 from tests.support.plans import explain, nodes, tables
 

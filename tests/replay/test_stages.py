@@ -48,6 +48,6 @@ async def test_a_replay_that_runs_is_paused_and_goes_on(relay: Commands, sent: S
     resumed = await relay("jobs", "resume", "1", "--rate", "100000")
 
     assert (paused.code, ended.code, resumed.code) == (0, 3, 0), resumed.said
-    assert "replay 1 was paused after" in ended.said
+    assert "replay 1 is paused after" in ended.said
     assert (job["state"], job["paused_because"], job["rate"]) == ("paused", "paused by ada: lunch", 50.0)
     assert faults(ids, await copies.read()) == []

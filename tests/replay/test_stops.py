@@ -1,16 +1,18 @@
 """A replay that is told to stop does so at once, in the middle of whatever it does, and repeats nothing later."""
 
 import signal
+from typing import Any
 
 import psycopg
 import pytest
 from yarl import URL
 
 from relay.config.settings import Settings
-from relay.operate.sent.run import Replay, RunEnd
+from relay.jobs.job import Job, State
+from relay.jobs.work import Save
+from relay.operate.bulk import run_of, work_of
 from relay.operate.sent.selection import Selection
-from relay.operate.sent.serve import order_replay
-from relay.operate.sent.session import ReplaySession, Saved
+from relay.operate.sent.work import order_replay
 from relay.operate.session import session as operator_session
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, repeats
@@ -103,20 +105,22 @@ async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(
     await sent.add(100, keys=5)
     with operator_session(settings.database) as connection:
         job = order_replay(connection, "outbox", Selection())
-    save = ReplaySession.save
+    write = Save.write
     lost: list[str] = []
 
-    async def save_and_lose_the_answer(session: ReplaySession, saved: Saved) -> None:
-        await save(session, saved)
-        if saved.state == "done" and not lost:
-            lost.append(saved.state)
-            await session.close()
+    async def write_and_lose_the_answer(
+        save_: Save, connection: psycopg.AsyncConnection, job: Job, **options: Any
+    ) -> None:
+        await write(save_, connection, job, **options)
+        if job.state is State.DONE and not lost:
+            lost.append(job.state)
+            await connection.close()
             raise psycopg.OperationalError("the connection was lost")
 
-    monkeypatch.setattr(ReplaySession, "save", save_and_lose_the_answer)
+    monkeypatch.setattr(Save, "write", write_and_lose_the_answer)
 
-    assert await Replay(settings, job, rate=None).run() is RunEnd.DONE
+    ended = await run_of(settings, job, work_of(settings, job)).run()
 
-    assert lost == ["done"]
+    assert (ended.state, lost) == (State.DONE, ["done"])
     await copies.has(100)
     assert await sent.value("SELECT state FROM outbox.job") == "done"

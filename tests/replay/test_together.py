@@ -10,9 +10,10 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from relay.config.settings import DatabaseSettings, Settings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.errors import BusyError
+from relay.jobs.work import Save
 from relay.operate.sent.selection import Selection
-from relay.operate.sent.serve import order_replay
 from relay.operate.sent.session import ReplaySession
+from relay.operate.sent.work import order_replay
 from relay.operate.session import session as operator_session
 from tests.consume.effects import running
 from tests.replay.conftest import Commands
@@ -74,9 +75,9 @@ async def test_a_job_that_two_begin_in_the_same_moment_is_run_by_one(database: D
     with operator_session(database) as connection:
         job = order_replay(connection, "outbox", Selection())
 
-    first = await ReplaySession.open(database, job)
+    first = await ReplaySession.open(database, job, Save("outbox", job))
     with pytest.raises(BusyError, match="replay 1 is run by another process"):
-        await ReplaySession.open(database, job)
+        await ReplaySession.open(database, job, Save("outbox", job))
     await first.close()
 
 

@@ -10,7 +10,7 @@ from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Overload, WorkPolicy
 from relay.consume.classify import FailureReason
 from relay.operate.sent.selection import Selection
-from relay.operate.sent.serve import order_replay
+from relay.operate.sent.work import order_replay
 from relay.operate.session import session
 from tests.consume.effects import QUEUE, Queue, Stumbling, Table, count
 from tests.consume.policies import QUICK, SEVERAL_MINUTES

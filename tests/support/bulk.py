@@ -4,28 +4,70 @@ import asyncio
 from collections.abc import Callable
 
 import psycopg
+from pydantic import SecretStr
+from yarl import URL
 
-from relay.jobs.job import Kind
-from relay.operate.parked import change as release
-from relay.operate.parked.change import Done, change_rows
+from relay.config.settings import DatabaseSettings, Settings
+from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
+from relay.jobs.runner import Show
+from relay.operate.bulk import run_of, work_of
+from relay.operate.parked import work as parked
 from relay.operate.parked.read import Selection
+from relay.operate.parked.work import Done, order_rows, rows_not_found
+
+
+def run_rows(connection: psycopg.Connection, job: Job, *, show: Show = lambda _: None) -> Job:
+    """Run a job on the database that a connection leads to; from any thread that has no event loop."""
+
+    async def run() -> Job:
+        settings = settings_of(connection)
+        return await run_of(settings, job, work_of(settings, job), show=show).run()
+
+    return asyncio.run(run())
+
+
+def change_rows(
+    connection: psycopg.Connection,
+    kind: Kind,
+    selection: Selection,
+    *,
+    by: str | None = None,
+    why: str | None = None,
+    caution: Caution = NO_CAUTION,
+    show: Show = lambda _: None,
+) -> Done:
+    """Order a job over parked rows, and run it to its end."""
+    not_found = rows_not_found(connection, "outbox", kind, selection)
+    job = order_rows(connection, "outbox", kind, selection, by=by, why=why, caution=caution)
+    job = run_rows(connection, job, show=show)
+    return Done(job.done, job.released, not_found, job.id, job.state)
+
+
+def settings_of(connection: psycopg.Connection) -> Settings:
+    """Return the settings of the database that a connection leads to."""
+    info = connection.info
+    url = URL.build(
+        scheme="postgresql", user=info.user, password=info.password or None, host=info.host, port=info.port,
+        path=f"/{info.dbname}",
+    )  # fmt: skip
+    return Settings(database=DatabaseSettings(url=SecretStr(str(url))))
 
 
 def preview(connection: psycopg.Connection, schema: str, selection: Selection) -> Done:
     """Return what a retry would do."""
-    return release.preview(connection, schema, Kind.RETRY, selection)
+    return parked.preview(connection, schema, Kind.RETRY, selection)
 
 
 def retry(
     connection: psycopg.Connection, schema: str, selection: Selection, *, by: str | None = None, why: str | None = None
 ) -> Done:
     """Send rows again."""
-    return change_rows(connection, schema, Kind.RETRY, selection, by=by, why=why)
+    return change_rows(connection, Kind.RETRY, selection, by=by, why=why)
 
 
 def discard(connection: psycopg.Connection, schema: str, selection: Selection, *, by: str, why: str) -> Done:
     """Discard rows."""
-    return change_rows(connection, schema, Kind.DISCARD, selection, by=by, why=why)
+    return change_rows(connection, Kind.DISCARD, selection, by=by, why=why)
 
 
 async def operate(database_url: str, change: Callable[[psycopg.Connection], Done]) -> Done:

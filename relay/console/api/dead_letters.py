@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from relay.console.given import Configured, Operator, Sessions
 from relay.operate.letters.asked import ExportLetters
-from relay.operate.letters.change import queues_of
 from relay.operate.letters.export import export
+from relay.operate.letters.work import queues_of
 from relay.operate.messages.message import note_reveal
 
 router = APIRouter(prefix="/dead-letters", tags=["dead-letters"])

@@ -27,7 +27,7 @@ from relay.operate.failures import Where, by_weight, read_group, with_retries
 from relay.operate.jobs import ROLES
 from relay.operate.letters import asked as letters
 from relay.operate.letters.asked import RetryLetters
-from relay.operate.letters.change import queues_of
+from relay.operate.letters.work import queues_of
 from relay.operate.operation import Role
 from relay.operate.parked import asked as parked
 from relay.operate.parked.asked import RetryParked

@@ -28,11 +28,10 @@ from relay.operate.asked import (
     check_choice,
 )
 from relay.operate.letters.audit import Entry
-from relay.operate.letters.change import Done, preview_letters, queues_of
 from relay.operate.letters.document import document
-from relay.operate.letters.job import order_letters
 from relay.operate.letters.letter import Letter, Selection
 from relay.operate.letters.read import count_letters, list_letters, show_letter
+from relay.operate.letters.work import Done, order_letters, preview_letters, queues_of
 from relay.operate.messages.message import note_reveal
 from relay.operate.operation import Effect, Operation, Role, Servers, operation
 from relay.operate.sent.moment import parse_interval

@@ -31,9 +31,11 @@ WRITE = SQL("""
 """)
 
 
-def write_audit(connection: psycopg.Connection[Any], schema: str, entry: Entry, letters: Sequence[Letter]) -> None:
+async def write_audit(
+    connection: psycopg.AsyncConnection[Any], schema: str, entry: Entry, letters: Sequence[Letter]
+) -> None:
     """Commit a row for each; for no letters it fails, too, where it would for one: right, table, standby."""
-    connection.execute(
+    await connection.execute(
         WRITE.format(schema=Identifier(schema)),
         {
             "command": entry.command,

@@ -28,9 +28,9 @@ from relay.operate.messages.message import note_reveal
 from relay.operate.messages.whereabouts import row_ids
 from relay.operate.operation import BULK_TIMEOUT, Effect, Operation, Role, Servers, operation
 from relay.operate.paging import next_cursor, read_cursor
-from relay.operate.parked import change
-from relay.operate.parked.change import Done, order_rows, rows_not_found
 from relay.operate.parked.read import ARCHIVED, PARKED, Parked, ParkedMessage, Selection, list_parked, show_parked
+from relay.operate.parked.work import Done, order_rows, rows_not_found
+from relay.operate.parked.work import preview as count_changed
 
 FIRST_PART = 1000  # characters of a payload, unless all of it is wanted
 ROWS = "parked"  # the list that a cursor is of
@@ -124,7 +124,7 @@ def list_(at: Servers, asked: ListParked) -> ParkedPage:
 def preview(at: Servers, asked: PreviewParked) -> Done:
     """Count exactly what a job of this kind would do now."""
     with at.connect(BULK_TIMEOUT) as connection:
-        return change.preview(connection, at.schema, asked.kind, asked.selection(asked.limit))
+        return count_changed(connection, at.schema, asked.kind, asked.selection(asked.limit))
 
 
 @operation("parked.reveal", "POST /parked/{row}/reveal", Role.OPERATOR)

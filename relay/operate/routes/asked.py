@@ -31,9 +31,9 @@ from relay.operate.messages.whereabouts import row_ids
 from relay.operate.operation import BULK_TIMEOUT, Effect, Role, Servers, operation
 from relay.operate.paging import next_cursor, read_cursor
 from relay.operate.routes import quarantine
-from relay.operate.routes.discard import order_discard
 from relay.operate.routes.pause import pause_route, resume_route
 from relay.operate.routes.quarantine import Changed, RouteStatus, WaitingRow
+from relay.operate.routes.work import order_discard
 
 ROWS = "quarantine"  # the list that a cursor is of
 

@@ -1,1 +1,1 @@
-"""Send again what was sent: start at run.py."""
+"""Send again what was sent: start at work.py."""

@@ -1,18 +1,10 @@
 """How far a replay is: which rows are settled, and up to which id all of them are."""
 
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from relay.engine.row import Row
-
-
-class Failed(NamedTuple):
-    """A row that could not be replayed, and why."""
-
-    id: int
-    message_id: bytes
-    reason: str
+from relay.jobs.work import Failure
 
 
 class Ledger:
@@ -23,7 +15,7 @@ class Ledger:
 
     Attributes:
         position: every row up to this id is settled.
-        replayed, failed: how many of them the broker confirmed, and how many it refused.
+        replayed, failed: how many of them the broker confirmed, and how many it refused, since `take`.
         failures: the refused ones that are still to be saved.
         bytes: size of the rows above the position.
     """
@@ -31,15 +23,20 @@ class Ledger:
     def __init__(self, position: int) -> None:
         self.position = position
         self.replayed = self.failed = 0
-        self.failures: list[Failed] = []
+        self.failures: list[Failure] = []
         self.bytes = 0
         self._order: deque[tuple[int, int]] = deque()  # (id, size)
-        self._settled: dict[int, Failed | None] = {}
+        self._settled: dict[int, Failure | None] = {}
 
     @property
     def rows(self) -> int:
-        """Rows above the position."""
-        return len(self._order)
+        """Rows that were handed over and not taken."""
+        return len(self._order) + self.replayed + self.failed
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a row is above the position."""
+        return bool(self._order)
 
     def offer(self, rows: Iterable[Row]) -> None:
         """These rows are under way; call it in id order."""
@@ -53,8 +50,17 @@ class Ledger:
         self._advance()
 
     def fail(self, row: Row, reason: str) -> None:
-        self._settled[row.id] = Failed(row.id, row.message_id, reason)
+        self._settled[row.id] = Failure(row.id, row.message_id.decode(), reason)
         self._advance()
+
+    def take(self, replayed: int, failed: int) -> None:
+        """These rows are counted elsewhere."""
+        self.replayed -= replayed
+        self.failed -= failed
+
+    def saved(self, failures: Sequence[Failure]) -> None:
+        """These first failures are saved."""
+        del self.failures[: len(failures)]
 
     def _advance(self) -> None:
         order, settled = self._order, self._settled

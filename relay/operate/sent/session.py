@@ -6,7 +6,7 @@ thousand at a time (docs/decisions/0007-replay-by-place.md).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import groupby
@@ -19,13 +19,13 @@ from relay.config.settings import DatabaseSettings
 from relay.engine.read.pending import BODY_SIZE
 from relay.engine.row import ROW_BYTES, Row, fetch_rows, give_rows
 from relay.engine.send.message import LINK
-from relay.errors import BusyError, DeadlineError, JobTurnedError
-from relay.jobs.job import TAKE_LOCK, Job, lock_name
+from relay.errors import DeadlineError
+from relay.jobs.job import Job
+from relay.jobs.work import Answer, Save
 from relay.logger import get_logger
-from relay.operate.sent.ledger import Failed
 from relay.operate.sent.selection import Selection
 from relay.operate.sent.target import Trace
-from relay.servers.postgres.database import connect_async, one, require_session
+from relay.servers.postgres.database import connect_async, require_session
 
 log = get_logger(__name__)
 
@@ -77,25 +77,6 @@ HEADERS_AND_TRACE = {
     Trace.DROP: SQL("(headers - ARRAY['traceparent', 'tracestate'])::text, NULL::text, NULL::text"),
 }
 
-# After a lost connection it may run a second time, so its values are absolute, and an end finds itself told.
-SAVE = SQL("""
-    WITH saved AS (
-        UPDATE {schema}.job
-        SET selected = %(selected)s, done = %(done)s, failed = %(failed)s, position = %(position)s,
-            state = %(state)s, stage = %(stage)s, paused_because = %(paused_because)s, saved_at = now()
-        WHERE id = %(job)s AND state IN ('open', %(state)s)
-        RETURNING id
-    ), noted AS (
-        INSERT INTO {schema}.job_failure (job_id, id, message_id, reason)
-        SELECT saved.id, failure.*
-        FROM saved, unnest(%(ids)s::bigint[], %(message_ids)s::uuid[], %(reasons)s::text[]) AS failure
-        ON CONFLICT DO NOTHING
-    )
-    SELECT count(*) FROM saved
-""")
-
-READ_STATE = SQL("SELECT state FROM {schema}.job WHERE id = {job}")
-
 # A row that is to go out tomorrow is in nobody's way today.
 LOOK = SQL("""
     SELECT last_value, EXISTS (
@@ -116,19 +97,6 @@ class _Place(NamedTuple):
     size: int
 
 
-class Saved(NamedTuple):
-    """What is written down of a job's progress."""
-
-    state: str
-    stage: int  # stages that have ended
-    paused_because: str | None
-    selected: int | None
-    done: int
-    failed: int
-    position: int
-    failures: Sequence[Failed]
-
-
 class ReplaySession:
     """A connection that may run one job, until it is closed or lost."""
 
@@ -144,7 +112,7 @@ class ReplaySession:
         self._read = read_statement(self._schema, job)
 
     @classmethod
-    async def open(cls, database: DatabaseSettings, job: Job) -> Self:
+    async def open(cls, database: DatabaseSettings, job: Job, save: Save) -> Self:
         """Connect and take the job's lock.
 
         Raises:
@@ -157,9 +125,7 @@ class ReplaySession:
             session = cls(connection, database, job)
             await require_session(connection, database)
             await connection.execute(PREPARE)
-            lock = TAKE_LOCK.format(lock=lock_name(session._schema), job=Literal(job.id))
-            if await session._value(lock) is not True:
-                raise BusyError(f"replay {job.id} is run by another process")
+            await save.take_lock(connection)
         except BaseException:
             await connection.close()
             raise
@@ -198,25 +164,10 @@ class ReplaySession:
             log.warning("replay.listed_again", replay=self._job.id, after=after)
             self._is_listed = False
 
-    async def save(self, saved: Saved) -> None:
-        """Write down how far the job is.
-
-        Raises:
-            JobTurnedError: an operator has cancelled or paused it.
-        """
-        values = {
-            **saved._asdict(),
-            "job": self._job.id,
-            "ids": [failure.id for failure in saved.failures],
-            "message_ids": [failure.message_id.decode() for failure in saved.failures],
-            "reasons": [failure.reason for failure in saved.failures],
-        }
-        async with self._deadline("saving the position"):
-            cursor = await self._connection.execute(self._sql(SAVE), values)
-            (number,) = one(await cursor.fetchone())
-        if number != 1:
-            state = await self._value(self._sql(READ_STATE, job=Literal(self._job.id)))
-            raise JobTurnedError(f"replay {self._job.id} was {state} after {saved.done} rows")
+    async def call(self, call: Callable[[AsyncConnection], Awaitable[Answer]]) -> Answer:
+        """Call with the connection; DeadlineError when the database does not answer."""
+        async with self._deadline("the job"):
+            return await call(self._connection)
 
     async def look(self) -> tuple[int, bool]:
         """Return the last id given to a new row, and whether a row is pending that could go out."""
@@ -271,10 +222,6 @@ class ReplaySession:
 
     def _sql(self, statement: SQL, **names: Any) -> Composed:
         return statement.format(schema=Identifier(self._schema), **names)
-
-    async def _value(self, statement: Composed) -> Any:
-        row = await (await self._connection.execute(statement)).fetchone()
-        return row[0] if row else None
 
     async def _column(self, statement: Composed) -> set[Any]:
         return {row[0] for row in await (await self._connection.execute(statement)).fetchall()}

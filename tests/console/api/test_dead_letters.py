@@ -2,20 +2,17 @@
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import orjson
-import psycopg
 import pytest
 from pamqp.commands import Basic
 
 from relay.config.settings import DatabaseSettings, Settings
 from relay.console import runner
-from relay.errors import PartlyDoneError
-from relay.jobs.job import resume_job
-from relay.operate.letters.change import Done
-from relay.operate.letters.job import order_letters, run_letters
+from relay.jobs.job import Job, State, resume_job
+from relay.jobs.runner import Run
 from relay.operate.letters.letter import Selection
+from relay.operate.letters.work import order_letters
 from relay.operate.operation import Role
 from relay.operate.session import session
 from tests.console.api.program import Program
@@ -119,16 +116,18 @@ async def test_a_job_over_letters_is_paused_resumed_and_cancelled(program: Progr
 
 
 async def test_a_job_that_is_resumed_while_its_run_ends_goes_on(
-    program: Program, letters: Letters, monkeypatch: pytest.MonkeyPatch
+    program: Program, letters: Letters, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run_and_resume(connection: psycopg.Connection, schema: str, *others: Any, **options: Any) -> Done:
-        try:
-            return await run_letters(connection, schema, *others, **options)
-        except PartlyDoneError:
-            resume_job(connection, schema, job, by="ada")
-            raise
+    run = Run.run
 
-    monkeypatch.setattr(runner, "run_letters", run_and_resume)
+    async def run_and_resume(this: Run) -> Job:
+        ended = await run(this)
+        if ended.state is State.PAUSED:
+            with session(database) as connection:
+                resume_job(connection, "outbox", ended.id, by="ada")
+        return ended
+
+    monkeypatch.setattr(Run, "run", run_and_resume)
     monkeypatch.setattr(runner, "LOOK_INTERVAL", 0.1)
     await letters.put_all(20)
     order = {"queue": letters.queue.name, "all": True, "rate": 10, "why": "slowly"}

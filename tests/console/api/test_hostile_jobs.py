@@ -9,7 +9,7 @@ from psycopg.types.json import Jsonb
 
 from relay.config.settings import Settings
 from relay.console import background, runner
-from relay.operate.parked import change as release
+from relay.jobs import runner as jobs_runner
 from tests.console.api.program import Program
 from tests.console.rows import sent
 from tests.console.site import browser, running
@@ -73,7 +73,7 @@ async def test_a_percent_sign_in_a_routing_key_is_sent_as_it_is(
 async def test_a_job_that_hardly_moves_is_cancelled_at_once(
     program: Program, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release, "LONGEST_SLEEP", 0.05)
+    monkeypatch.setattr(jobs_runner, "LOOK_INTERVAL", 0.05)
     heads = [rows.parked(str(number)) for number in range(3)]
     ordered = await program.post("/parked/retry", {"ids": [str(head) for head in heads], "rate": 0.01, "why": "test"})
     slow = ordered.json()["job"]["id"]

@@ -7,7 +7,7 @@ from psycopg.types.json import Jsonb
 from relay.config.settings import Settings
 from relay.console import runner
 from relay.operate.operation import Role
-from relay.operate.parked import change as release
+from relay.operate.parked import work as parked
 from tests.console.api.program import Program
 from tests.console.rows import sent
 from tests.operate.rows import Rows
@@ -44,7 +44,7 @@ async def test_a_job_goes_on_when_its_console_is_gone(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    monkeypatch.setattr(release, "BATCH_HEADS", 1)
+    monkeypatch.setattr(parked.ParkedWork, "most", 1)
     monkeypatch.setattr(runner, "LOOK_INTERVAL", 0.1)
     for number in range(20):
         rows.parked(str(number))
@@ -64,7 +64,7 @@ async def test_a_job_goes_on_when_its_console_is_gone(
 async def test_a_job_is_paused_resumed_and_cancelled(
     program: Program, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release, "BATCH_HEADS", 1)
+    monkeypatch.setattr(parked.ParkedWork, "most", 1)
     for number in range(20):
         rows.parked(str(number))
     ordered = await program.post("/parked/discard", {"all": True, "rate": 5, "why": "test"})

@@ -8,7 +8,7 @@ import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.sent.selection import Selection
-from relay.operate.sent.serve import order_replay
+from relay.operate.sent.work import order_replay
 from relay.retention.kind import SENT_AND_ARCHIVED
 from tests.engine.retention.conftest import OLD, round_of
 from tests.support.days import Days

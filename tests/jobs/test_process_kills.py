@@ -10,11 +10,11 @@ from random import Random
 import psycopg
 import pytest
 
-from relay.jobs.job import Job, Kind, read_job
-from relay.operate.parked.change import order_rows
+from relay.jobs.job import Job, Kind, State, list_jobs, read_job
 from relay.operate.parked.read import Selection
-from relay.operate.routes.discard import order_discard
+from relay.operate.parked.work import order_rows
 from relay.operate.routes.quarantine import list_routes
+from relay.operate.routes.work import order_discard
 from tests.operate.rows import Rows
 from tests.replay.conftest import Commands
 from tests.support.eventually import eventually
@@ -50,6 +50,25 @@ def relay(tmp_path: Path, database_url: str) -> Iterator[Commands]:
     commands = Commands(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_LOG_FORMAT="json")
     yield commands
     commands.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+async def test_a_command_over_rows_that_is_told_to_stop_says_how_to_go_on(
+    rows: Rows, connection: psycopg.Connection, relay: Commands, how: signal.Signals
+) -> None:
+    rows.connection.execute(PARK, [100])
+    retrying = relay.start("parked", "retry", "--all", "--rate", "5")
+    await eventually(lambda: any(job.done for job in list_jobs(connection, "outbox", limit=1)), "some are done")
+
+    retrying.tell(how)
+    stopped = await relay.end(retrying)
+    (job,) = list_jobs(connection, "outbox", limit=1)
+
+    assert stopped.code == 130
+    assert f"retried {job.done} row" in stopped.said
+    assert "`relay jobs resume 1` goes on" in stopped.said
+    assert (job.state, 0 < job.done < 100) == (State.INTERRUPTED, True)
+    assert rows.connection.execute(AUDIT, ["parked retry"]).fetchone() == (job.done, job.done, 1)
 
 
 @pytest.mark.drills

@@ -7,31 +7,30 @@ An operator who retries, discards or archives a head lets the rows behind it go.
 stands in front of them, they wait on behind that one. So the order of a key outlives every choice of an operator.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import psycopg
-from psycopg.rows import class_row
 from psycopg.sql import SQL, Composed, Identifier
 
-from relay.errors import OutboxError, PartlyDoneError, UsageError
-from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, operator, read_job, running
+from relay.config.settings import DatabaseSettings
+from relay.errors import UsageError
+from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, State, make_job, operator
+from relay.jobs.pace import FULL, Pace
+from relay.jobs.work import Did, Ended, Outcome, Save, Step, Waits, stage_of
 from relay.operate.messages.whereabouts import whereabouts
 from relay.operate.parked.read import ARCHIVED, PARKED, Selection, composed, scalar
-from relay.operate.routes.discard import run_discard
+from relay.operate.session import SessionWork
+from relay.servers.postgres.database import one
 
 BATCH_HEADS = 500  # a transaction; a head goes with all that is held behind it, however many
 OUTCOME_POLL = 0.2  # seconds between two looks at the rows of a stage
-LONGEST_SLEEP = 1.0  # seconds, after which it looks whether an operator has paused or cancelled the job
+GRAIN = 0.2  # seconds' worth of rows that a transaction waits for, at a rate
 
 # Everyone who parks, holds, retries or discards takes this lock first, so that no row is held behind one
 # that is just being let go.
 TAKE_LOCK = SQL("SELECT pg_advisory_xact_lock(hashtextextended({name}, 0))")
 RING = SQL("SELECT pg_notify({name}, '')")
-
-Show = Callable[[Job], None]
 
 
 # What becomes of the rows of the keys of `heads`. `remaining` is the first head of the row's key and role that stays
@@ -66,7 +65,7 @@ class Done:
     released: int  # rows let go behind them
     not_found: list[str]  # what was named and is no such row, with the reason
     job: int | None = field(default=None, compare=False)  # None: a preview
-    state: str = field(default="done", compare=False)  # of the job
+    state: State = field(default=State.DONE, compare=False)  # of the job
 
 
 READ_HEADS = SQL("""
@@ -102,7 +101,7 @@ def order_rows(
     caution: Caution = NO_CAUTION,
     by_console: bool = False,
 ) -> Job:
-    """Write down a job over the rows that are there now, counted; `run_rows` does it.
+    """Write down a job over the rows that are there now, counted; `ParkedWork` does it.
 
     Raises:
         UsageError: rows of this kind of job have no outcome that a stage could wait for.
@@ -122,44 +121,6 @@ def order_rows(
         by_console=by_console,
     )
     return make_job(connection, schema, order)
-
-
-def change_rows(
-    connection: psycopg.Connection,
-    schema: str,
-    kind: Kind,
-    selection: Selection,
-    *,
-    by: str | None = None,
-    why: str | None = None,
-    caution: Caution = NO_CAUTION,
-    show: Show = lambda _: None,
-) -> Done:
-    """Make a job and run it to its end; `show` gets it before it begins. `by`: as `operator` takes it.
-
-    Raises as `run_rows`.
-    """
-    not_found = rows_not_found(connection, schema, kind, selection)
-    job = order_rows(connection, schema, kind, selection, by=by, why=why, caution=caution)
-    show(job)
-    job = run_rows(connection, schema, job, show=show)
-    return Done(job.done, job.released, not_found, job.id, job.state)
-
-
-def run_rows(connection: psycopg.Connection, schema: str, job: Job, *, show: Show = lambda _: None) -> Job:
-    """Do the rest of a job over parked, archived or quarantined rows, and return it: done, paused or cancelled.
-
-    Rows parked after the job was made are left alone, so it ends also when a relay parks them again at once.
-
-    Args:
-        show: called after each batch.
-    Raises:
-        BusyError: another process runs it.
-        PartlyDoneError: the database failed after some rows; `relay jobs resume` goes on.
-    """
-    if job.source is Source.QUARANTINED:
-        return run_discard(connection, schema, job, show=show)
-    return _Run(connection, schema, job, show).run()
 
 
 RETRY_HEADS = SQL("""
@@ -231,18 +192,10 @@ RELEASE = SQL("""
     WHERE row.state = 'parked' AND row.id = fate.id AND fate.goes
 """)
 
-LOCK_JOB = SQL("SELECT state, done, position, stage FROM {schema}.job WHERE id = %(job)s FOR UPDATE")
 NOTE_STAGE = SQL("""
     INSERT INTO {schema}.job_row (job_id, id, lane)
     SELECT %(job)s, id, lane FROM {schema}.message_state WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])
 """)
-SAVE = SQL("""
-    UPDATE {schema}.job
-    SET done = done + %(rows)s, released = released + %(released)s, position = %(position)s, state = %(state)s,
-        saved_at = now()
-    WHERE id = %(job)s
-""")
-
 # A row that is neither pending nor parked again was sent.
 OUTCOME = SQL("""
     SELECT count(*), count(*) FILTER (WHERE is_pending), count(*) FILTER (WHERE is_failing)
@@ -264,159 +217,75 @@ END_STAGE = SQL("""
         FROM {schema}.message_state AS row JOIN {schema}.job_row AS noted ON noted.id = row.id
         WHERE noted.job_id = %(job)s AND row.state IN ('parked', 'quarantined')
         ON CONFLICT DO NOTHING
-    ), ended AS (
-        DELETE FROM {schema}.job_row WHERE job_id = %(job)s
     )
-    UPDATE {schema}.job
-    SET failed = failed + %(failing)s, stage = stage + 1, state = %(state)s, paused_because = %(because)s,
-        saved_at = now()
-    WHERE id = %(job)s
+    DELETE FROM {schema}.job_row WHERE job_id = %(job)s
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    """How far the job is, by its locked row."""
+class ParkedWork(SessionWork):
+    """A job over parked or archived rows; see `relay.jobs.work.Work`."""
 
-    state: str
-    done: int
-    position: int
-    stage: int
+    most = BATCH_HEADS
 
-
-class _Run:
-    """One run of a job by one process."""
-
-    def __init__(self, connection: psycopg.Connection, schema: str, job: Job, show: Show) -> None:
-        self._connection = connection
-        self._schema = schema
-        self._job = job
-        self._show = show
+    def __init__(self, database: DatabaseSettings, job: Job) -> None:
+        super().__init__(database)
+        self.pace = Pace(job.rate or FULL, grain=GRAIN)
+        self.left = f"the others stay {_state_of(job.kind)}"
         self._selection = Selection.from_json(job.filter)
-        self._done = 0  # of this run
-        self._free_at = time.monotonic()  # when the rate allows the next row
 
-    def run(self) -> Job:
-        with running(self._connection, self._schema, self._job):
-            try:
-                while self._step():
-                    self._show(self._read())
-            except (psycopg.Error, OutboxError) as error:
-                if not self._done:
-                    raise
-                raise PartlyDoneError(
-                    f"{self._done} rows are done, the others stay {_state_of(self._job.kind)}: {error};"
-                    f" `relay jobs resume {self._job.id}` goes on"
-                ) from error
-        return self._read()
+    async def step(self, room: int, save: Save) -> Step:
+        job, connection = save.job, self._connection
+        async with connection.transaction():
+            if job.kind is not Kind.RESTORE:
+                await connection.execute(TAKE_LOCK.format(name=f"{self._schema}.park"))
+            await save.check(connection)
+            heads = await self._read_heads(job, room)
+            if not heads:
+                return Ended()
+            did = Did(done=len(heads), released=await self._change(job, heads), position=heads[-1])
+            await save(connection, did)
+            if job.kind is not Kind.RESTORE:
+                await connection.execute(RING.format(name=f"{self._schema}.doorbell"))
+        return did
 
-    def _read(self) -> Job:
-        return read_job(self._connection, self._schema, self._job.id)
+    async def outcome(self, save: Save) -> Outcome | Waits:
+        job, connection = {"job": save.job.id}, self._connection
+        async with connection.transaction():
+            await save.check(connection)
+            found = await (await connection.execute(self._sql(OUTCOME), job)).fetchone()
+            rows, pending, failing = one(found)
+            if pending:
+                return Waits(OUTCOME_POLL)
+            words = f"{failing} of {rows} rows of the stage failed again: {failing / max(rows, 1):.0%}"
+            outcome = Outcome(rows=rows, failing=failing, failed=failing, words=words)
+            await connection.execute(self._sql(END_STAGE), job)
+            await save(connection, outcome)
+        return outcome
 
-    def _step(self) -> bool:
-        """Do a batch, or look at the outcome of a stage; False when there is no more to do."""
-        if (wait := self._free_at - time.monotonic()) > 0:
-            time.sleep(min(wait, LONGEST_SLEEP))
-            if wait > LONGEST_SLEEP:
-                return self._read().state == "running"
-        with self._connection.transaction():
-            if self._job.kind is not Kind.RESTORE:
-                self._connection.execute(TAKE_LOCK.format(name=f"{self._schema}.park"))
-            standing = self._lock_job()
-            if standing.state != "open":
-                return False
-            is_staged, room = self._room(standing)
-            heads = self._read_heads(standing, room)
-            is_waiting = False
-            if heads:
-                self._change(heads, is_staged=is_staged)
-            elif not is_staged or (room > 0 and not self._has_rows_of_stage()):
-                self._save(rows=0, released=0, position=standing.position, state="done")
-                return False
-            else:
-                is_waiting = not self._end_stage()
-        self._note(len(heads))
-        if is_waiting:
-            time.sleep(OUTCOME_POLL)
-        return True
-
-    def _note(self, rows: int) -> None:
-        """Count rows that are committed, and keep to the rate."""
-        self._done += rows
-        if rate := self._job.rate:
-            self._free_at = max(self._free_at, time.monotonic()) + rows / rate
-
-    def _lock_job(self) -> _Standing:
-        with self._connection.cursor(row_factory=class_row(_Standing)) as cursor:
-            found = cursor.execute(self._sql(LOCK_JOB), {"job": self._job.id}).fetchone()
-        if found is None:
-            raise PartlyDoneError(f"{self._job.words} has gone from the table")
-        return found
-
-    def _room(self, standing: _Standing) -> tuple[bool, int]:
-        """Return whether a stage bounds the job now, and how many rows may go until its end."""
-        stages, limit = self._job.stages or [], self._selection.limit
-        rest = BATCH_HEADS if limit is None else limit - standing.done
-        if standing.stage >= len(stages):
-            return False, rest
-        return True, min(rest, stages[standing.stage] - standing.done)
-
-    def _read_heads(self, standing: _Standing, room: int) -> list[int]:
-        rate = self._job.rate
-        batch = min(BATCH_HEADS, room, BATCH_HEADS if rate is None else max(1, int(rate)))
+    async def _read_heads(self, job: Job, room: int) -> list[int]:
+        limit = self._selection.limit
+        batch = room if limit is None else min(room, limit - job.done)
         if batch <= 0:
             return []
-        parameters = {
-            **asdict(self._selection),
-            "after": standing.position,
-            "until": self._job.made_at,
-            "batch": batch,
-        }
-        statement = _heads(self._schema, self._job.kind, self._selection)
-        return [row[0] for row in self._connection.execute(statement, parameters)]
+        parameters = {**asdict(self._selection), "after": job.position, "until": job.made_at, "batch": batch}
+        found = await self._connection.execute(_heads(self._schema, job.kind, self._selection), parameters)
+        return [id_ for (id_,) in await found.fetchall()]
 
-    def _change(self, heads: list[int], *, is_staged: bool) -> None:
-        job, connection = self._job, self._connection
+    async def _change(self, job: Job, heads: list[int]) -> int:
+        """Change the heads, and return how many rows go from behind them."""
+        connection = self._connection
         values = {"heads": heads, "by": job.done_by, "why": job.why, "job": job.id}
         released = 0
-        if is_staged:
-            connection.execute(self._sql(NOTE_STAGE), values)
+        if stage_of(job) is not None:
+            await connection.execute(self._sql(NOTE_STAGE), values)
         if job.kind is not Kind.RESTORE:
-            connection.execute(_with_fates(self._schema, HOLD_BEHIND_REMAINING), values)
-            released = connection.execute(_with_fates(self._schema, RELEASE), values).rowcount
+            await connection.execute(_with_fates(self._schema, HOLD_BEHIND_REMAINING), values)
+            released = (await connection.execute(_with_fates(self._schema, RELEASE), values)).rowcount
         if job.kind is Kind.RETRY:
-            connection.execute(self._sql(COUNT_RETRIED), values)
+            await connection.execute(self._sql(COUNT_RETRIED), values)
         words = {"words": f"discarded by {job.done_by}: {job.why}"}
-        connection.execute(self._sql(CHANGES[job.kind]), values | words)
-        self._save(rows=len(heads), released=released, position=heads[-1], state="open")
-        if job.kind is not Kind.RESTORE:
-            connection.execute(RING.format(name=f"{self._schema}.doorbell"))
-
-    def _save(self, *, rows: int, released: int, position: int, state: str) -> None:
-        values = {"job": self._job.id, "rows": rows, "released": released, "position": position, "state": state}
-        self._connection.execute(self._sql(SAVE), values)
-
-    def _has_rows_of_stage(self) -> bool:
-        return bool(self._outcome()[0])
-
-    def _outcome(self) -> tuple[int, int, int]:
-        """Return how many rows the stage has, how many of them are pending, and how many have failed again."""
-        row = self._connection.execute(self._sql(OUTCOME), {"job": self._job.id}).fetchone()
-        return (row[0], row[1], row[2]) if row else (0, 0, 0)
-
-    def _end_stage(self) -> bool:
-        """End the stage unless one of its rows is pending; it may end in a pause."""
-        rows, pending, failing = self._outcome()
-        if pending:
-            return False
-        share, most = failing / max(rows, 1), self._job.stop_when_failing
-        because = None
-        if most is not None and share > most:
-            because = f"{failing} of {rows} rows of the stage failed again: {share:.0%}, and at most {most:.0%} may"
-        state = "paused" if because else "open"
-        values = {"job": self._job.id, "failing": failing, "state": state, "because": because}
-        self._connection.execute(self._sql(END_STAGE), values)
-        return True
+        await connection.execute(self._sql(CHANGES[job.kind]), values | words)
+        return released
 
     def _sql(self, statement: SQL) -> Composed:
         return statement.format(schema=Identifier(self._schema))

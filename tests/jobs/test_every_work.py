@@ -1,0 +1,128 @@
+"""Every work goes through the same list: killed, cut off, paused, cancelled, stopped, slowed down, and resumed."""
+
+import asyncio
+from contextlib import suppress
+
+import psycopg
+import pytest
+
+from relay.errors import BusyError, OutboxError
+from relay.jobs.job import Caution, Job, State, cancel_job, pause_job, read_job, resume_job
+from relay.jobs.runner import Run, Show
+from tests.jobs.benches import ROWS, Bench
+from tests.jobs.points import Killed, Points, What
+
+LAST = 25  # statements: a step of each work has fewer
+SLOW = 10.0  # rows a second
+
+
+def run_of(bench: Bench, job: Job, *, show: Show = lambda _: None) -> Run:
+    return Run("outbox", job, bench.work(job), drain_timeout=5, show=show)
+
+
+async def ended(bench: Bench, connection: psycopg.Connection, job: Job) -> Job:
+    """Run a job to its end, and see that it has done everything."""
+    done = await run_of(bench, job).run()
+    assert (done.state, done.selected, done.done, done.failed) == (State.DONE, ROWS, ROWS, 0)
+    assert read_job(connection, "outbox", job.id).state is State.DONE
+    await bench.check(connection, done)
+    return done
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("what", [What.KILLED, What.LOST])
+async def test_a_job_that_is_killed_or_cut_off_at_each_point_goes_on(
+    bench: Bench, connection: psycopg.Connection, database_url: str, what: What
+) -> None:
+    job = await bench.order(connection)
+    for at in range(1, LAST, bench.stride):
+        points = Points(database_url, job.id, what, at=at, behind=bool(at % 2))
+        with points.watched(), suppress(Killed, BaseExceptionGroup, OutboxError, psycopg.Error):
+            await run_of(bench, job).run()
+        saved = read_job(connection, "outbox", job.id)
+        await bench.check(connection, saved)
+        if saved.is_over:
+            return
+    await ended(bench, connection, job)
+
+
+async def test_a_paused_job_does_no_more_and_goes_on(bench: Bench, connection: psycopg.Connection) -> None:
+    job = await bench.order(connection, Caution(rate=SLOW))
+
+    def pause(_: Job) -> None:
+        now = read_job(connection, "outbox", job.id)
+        if now.done and now.state is State.RUNNING:
+            pause_job(connection, "outbox", job.id, by="bob", why="lunch")
+
+    paused = await run_of(bench, job, show=pause).run()
+    saved = read_job(connection, "outbox", job.id)
+    resume_job(connection, "outbox", job.id, by="bob")
+
+    assert (paused.state, paused.paused_because) == (State.PAUSED, "paused by bob: lunch")
+    assert 0 < saved.done < ROWS
+    assert paused.done == saved.done
+    await ended(bench, connection, job)
+
+
+async def test_a_cancelled_job_does_no_more(bench: Bench, connection: psycopg.Connection) -> None:
+    job = await bench.order(connection, Caution(rate=SLOW))
+
+    def cancel(_: Job) -> None:
+        now = read_job(connection, "outbox", job.id)
+        if now.done and now.state is State.RUNNING:
+            cancel_job(connection, "outbox", job.id, by="bob", why="the wrong ones")
+
+    cancelled = await run_of(bench, job, show=cancel).run()
+
+    assert cancelled.state is State.CANCELLED
+    assert cancelled.done < ROWS
+    assert (await run_of(bench, job).run()).state is State.CANCELLED
+    assert read_job(connection, "outbox", job.id).done == cancelled.done
+
+
+async def test_a_job_that_is_told_to_stop_saves_and_goes_on(bench: Bench, connection: psycopg.Connection) -> None:
+    job = await bench.order(connection, Caution(rate=SLOW))
+    run = run_of(bench, job, show=lambda seen: run.stop() if seen.done else None)
+
+    stopped = await run.run()
+    saved = read_job(connection, "outbox", job.id)
+
+    assert stopped.state is State.INTERRUPTED
+    assert 0 < stopped.done < ROWS
+    assert (saved.state, saved.done, saved.position) == (State.INTERRUPTED, stopped.done, stopped.position)
+    await bench.check(connection, saved)
+    await ended(bench, connection, job)
+
+
+async def test_a_rate_is_kept(bench: Bench, connection: psycopg.Connection) -> None:
+    job = await bench.order(connection, Caution(rate=2 * SLOW))
+    began = asyncio.get_running_loop().time()
+
+    await ended(bench, connection, job)
+
+    # A work in transactions saves up to 0.4 s worth of rows.
+    assert asyncio.get_running_loop().time() - began >= (ROWS - 1) / (2 * SLOW) - 0.5
+
+
+async def test_one_process_runs_a_job(bench: Bench, connection: psycopg.Connection) -> None:
+    job = await bench.order(connection, Caution(rate=SLOW))
+    busy: list[BaseException] = []
+    others: list[asyncio.Task[None]] = []
+
+    async def run_another() -> None:
+        for call in (run_of(bench, job).run(), asyncio.to_thread(resume_job, connection, "outbox", job.id, by="bob")):
+            try:
+                await call
+            except BusyError as error:
+                busy.append(error)
+        first.stop()
+
+    def begin_another(_: Job) -> None:
+        if not others:
+            others.append(asyncio.create_task(run_another()))
+
+    first = run_of(bench, job, show=begin_another)
+    await first.run()
+    await asyncio.gather(*others)
+
+    assert [str(each) for each in busy] == [f"{job.words} is run by another process"] * 2
