@@ -30,7 +30,7 @@ from relay.observe.printable import printable, utc
 from relay.operate.asked import MAX_ID, MOST
 from relay.operate.letters import asked as letters
 from relay.operate.letters.asked import RetryLetters
-from relay.operate.letters.audit import Entry
+from relay.operate.letters.audit import AuditEntry
 from relay.operate.letters.document import json_of
 from relay.operate.letters.export import export, written_whole
 from relay.operate.letters.letter import Letter
@@ -60,7 +60,7 @@ MessageId = Annotated[str, Parameter(name="MESSAGE-ID", help="Its message id.")]
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filters(MessageFilters):
+class LetterFilters(MessageFilters):
     """Which letters."""
 
     reason: Annotated[str | None, Parameter(help="permanent, exhausted, poisoned, unhandled, invalid, ...")] = None
@@ -74,7 +74,7 @@ class Filters(MessageFilters):
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BulkFilters(Filters):
+class BulkLetterFilters(LetterFilters):
     """Which letters, for a command that changes them."""
 
     all: Annotated[bool, Parameter(help="Every letter; needed when there is no filter.")] = False
@@ -86,7 +86,7 @@ def list_(
     /,
     *message_ids: MessageId,
     options: RemoteBrokerOptions = RemoteBrokerOptions(),
-    filters: Filters = Filters(),
+    filters: LetterFilters = LetterFilters(),
     output: Output = "text",
 ) -> ExitCode:
     """List dead letters, the first 100 unless --limit says otherwise; they stay where they are."""
@@ -132,7 +132,7 @@ def retry_(
     *message_ids: MessageId,
     audit: Audit = Audit(),
     options: RemoteOptions = RemoteOptions(),
-    filters: BulkFilters = BulkFilters(),
+    filters: BulkLetterFilters = BulkLetterFilters(),
     careful: Careful = Careful(),
     dry_run: DryRun = False,
     output: Output = "text",
@@ -142,7 +142,7 @@ def retry_(
     asked = _changed(queue, message_ids, filters, audit=audit, caution=careful.caution())
     if not dry_run:
         audit.check_reason()
-    entry = Entry(Kind.RETRY, dead, consumed, audit.operator, audit.reason)
+    entry = AuditEntry(Kind.RETRY, dead, consumed, audit.operator, audit.reason)
     keep_libraries_quiet()
     if dry_run:
         return _preview(options, entry, asked, output)
@@ -156,7 +156,7 @@ def discard_(
     *message_ids: MessageId,
     consent: Consent = Consent(),
     options: RemoteOptions = RemoteOptions(),
-    filters: BulkFilters = BulkFilters(),
+    filters: BulkLetterFilters = BulkLetterFilters(),
     output: Output = "text",
 ) -> ExitCode:
     """Throw letters away for good: `relay dead-letters export` saves them first."""
@@ -164,7 +164,7 @@ def discard_(
     asked = _changed(queue, message_ids, filters, audit=consent, caution=NO_CAUTION)
     consent.check()
     keep_libraries_quiet()
-    entry = Entry(Kind.DISCARD, dead, None, consent.operator, consent.reason)
+    entry = AuditEntry(Kind.DISCARD, dead, None, consent.operator, consent.reason)
     if consent.dry_run:
         return _preview(options, entry, asked, output)
     if not consent.is_given(lambda: _loss(options, dead, asked)):
@@ -179,7 +179,7 @@ def export_(
     /,
     *message_ids: MessageId,
     options: BrokerOptions = BrokerOptions(),
-    filters: Filters = Filters(),
+    filters: LetterFilters = LetterFilters(),
     overwrite: Annotated[bool, Parameter(help="Also when the file exists.")] = False,
 ) -> ExitCode:
     """Save letters as JSON Lines; they stay where they are."""
@@ -199,14 +199,14 @@ def export_(
     return ExitCode.DONE
 
 
-def _listed(queue: str, message_ids: tuple[str, ...], filters: Filters, *, limit: int) -> letters.ListLetters:
+def _listed(queue: str, message_ids: tuple[str, ...], filters: LetterFilters, *, limit: int) -> letters.ListLetters:
     """Return which letters to list: at most so many, unless --limit says otherwise."""
     given = asdict(filters) | {"limit": filters.limit or limit}
     return letters.ListLetters.model_construct(queue=queue, message_ids=message_ids, **given)
 
 
 def _changed(
-    queue: str, message_ids: tuple[str, ...], filters: BulkFilters, *, audit: Audit, caution: Caution
+    queue: str, message_ids: tuple[str, ...], filters: BulkLetterFilters, *, audit: Audit, caution: Caution
 ) -> RetryLetters:
     """Return which letters to change, and how.
 
@@ -240,7 +240,7 @@ def _loss(options: RemoteOptions, dead: str, asked: RetryLetters) -> Loss:
     return Loss(f"throw away {counted(seen.matched, 'letter')} of {dead} for good", seen.oldest, excerpt)
 
 
-def _preview(options: RemoteOptions, entry: Entry, asked: RetryLetters, output: Output) -> ExitCode:
+def _preview(options: RemoteOptions, entry: AuditEntry, asked: RetryLetters, output: Output) -> ExitCode:
     if options.server:
         done = options.operations().do(letters.preview, _looked_for(asked))
     else:  # which also finds letters whose queue is not there
@@ -249,7 +249,7 @@ def _preview(options: RemoteOptions, entry: Entry, asked: RetryLetters, output: 
     return report_letters(done, entry, output, is_preview=True)
 
 
-def _change(options: RemoteOptions, entry: Entry, asked: RetryLetters, *, output: Output) -> ExitCode:
+def _change(options: RemoteOptions, entry: AuditEntry, asked: RetryLetters, *, output: Output) -> ExitCode:
     operation = letters.CHANGES[Kind(entry.command)]
     if options.server:
         with shown_letters(options.log_settings(), entry) as show:

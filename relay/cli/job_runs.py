@@ -13,17 +13,16 @@ from cyclopts import Parameter, validators
 from relay.cli.exit_code import ExitCode, exit_code
 from relay.cli.options import Output
 from relay.cli.printing import aside, complain, counted, print_json, say
-from relay.cli.progress import Seen, shown_progress
+from relay.cli.progress import SeenProgress, shown_progress
 from relay.config.settings import LogSettings, Settings
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
-from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution, Job, Kind, Source, State
+from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution, Job, JobState, Kind, Source
 from relay.logger import get_logger
 from relay.operate.bulk import run, run_letters
-from relay.operate.letters.audit import Entry
+from relay.operate.letters.audit import AuditEntry
 from relay.operate.letters.read import list_command
-from relay.operate.letters.work import Done as LettersDone
+from relay.operate.letters.work import LettersDone, done_by_console, entry_of
 from relay.operate.letters.work import Show as ShowLetters
-from relay.operate.letters.work import done_by_console, entry_of
 from relay.servers.postgres.database import refuse_pooler
 
 log = get_logger(__name__)
@@ -94,9 +93,9 @@ def refuse_pooler_of(settings: Settings) -> None:
 def shown_rows(log_settings: LogSettings, title: str) -> Iterator[Callable[[Job], None]]:
     """Yield the function that shows how far a job over rows is; a stop by Ctrl-C says how to go on."""
     last: list[Job] = []
-    shown: list[Callable[[Seen], None]] = []
+    shown: list[Callable[[SeenProgress], None]] = []
 
-    def tell(seen: Seen) -> None:
+    def tell(seen: SeenProgress) -> None:
         log.info(
             "job.progressed",
             job=last[0].id,
@@ -112,7 +111,7 @@ def shown_rows(log_settings: LogSettings, title: str) -> Iterator[Callable[[Job]
             if not last:  # what fails before it begins is told as by any command
                 shown.append(stack.enter_context(shown_progress(log_settings, title, tell)))
             last[:] = [job]
-            shown[0](Seen(job.selected, job.done, job.failed))
+            shown[0](SeenProgress(job.selected, job.done, job.failed))
 
         try:
             yield show_job
@@ -157,17 +156,17 @@ def report_rows(job: Job, output: Output) -> ExitCode:
 def how_it_ended(job: Job) -> ExitCode:
     """Return the exit code of a job over rows, and tell what an operator should know of its end."""
     match job.state:
-        case State.DONE:
+        case JobState.DONE:
             if job.failed:
                 complain(f"{job.failed} rows failed again: `relay jobs show {job.id}` tells which, and why")
             return ExitCode.FAILED if job.failed else ExitCode.DONE
-        case State.INTERRUPTED:
+        case JobState.INTERRUPTED:
             aside(how_to_go_on(job.id))
             return ExitCode.INTERRUPTED
-        case State.PAUSED:
+        case JobState.PAUSED:
             complain(f"{job.words} is paused: {job.paused_because}")
             aside(how_to_go_on(job.id))
-        case State.RUNNING | State.CANCELLED:
+        case JobState.RUNNING | JobState.CANCELLED:
             complain(f"{job.words} is {job.state}")
     return ExitCode.PARTLY
 
@@ -195,31 +194,31 @@ def report_replay(job: Job, output: Output, *, seconds: float) -> ExitCode:
     selected, done, failed = job.selected, job.done, job.failed
     if output == "json":
         print_json({"id": job.id, "state": job.state, "selected": selected, "done": done, "failed": failed})
-    elif job.state is not State.DONE:
+    elif job.state is not JobState.DONE:
         say(f"{job.words} is {job.state} after {done + failed} of {selected or 'uncounted'} rows")
-        if job.state is not State.CANCELLED:
+        if job.state is not JobState.CANCELLED:
             aside(how_to_go_on(job.id))
     elif not selected:
         say(f"no sent row matches: nothing to replay ({job.words})")
     else:
         say(f"{job.words} is done: {done} rows replayed in {seconds:.1f} s")
-    if job.state is State.INTERRUPTED:
+    if job.state is JobState.INTERRUPTED:
         return ExitCode.INTERRUPTED
-    gone = (selected or 0) - done - failed if job.state is State.DONE else 0
+    gone = (selected or 0) - done - failed if job.state is JobState.DONE else 0
     if gone:
         complain(f"{gone} rows are gone: their days were dropped before they could be read")
     if failed:
         complain(f"{failed} rows could not be sent: `relay jobs show {job.id}` tells which, and why")
-    if job.state is not State.DONE:
+    if job.state is not JobState.DONE:
         return ExitCode.PARTLY
     return ExitCode.FAILED if failed or gone else ExitCode.DONE
 
 
 @contextmanager
-def shown_letters(log_settings: LogSettings, entry: Entry) -> Iterator[ShowLetters]:
+def shown_letters(log_settings: LogSettings, entry: AuditEntry) -> Iterator[ShowLetters]:
     """Yield the function that shows how far a job over dead letters is."""
 
-    def tell(seen: Seen) -> None:
+    def tell(seen: SeenProgress) -> None:
         log.info(
             "dead_letters.progressed",
             command=entry.command,
@@ -230,7 +229,7 @@ def shown_letters(log_settings: LogSettings, entry: Entry) -> Iterator[ShowLette
         )
 
     with shown_progress(log_settings, f"{entry.command} {entry.queue}", tell) as show:
-        yield lambda *seen: show(Seen(*seen))
+        yield lambda *seen: show(SeenProgress(*seen))
 
 
 def run_letters_job(settings: Settings, job: Job, output: Output) -> ExitCode:
@@ -241,7 +240,7 @@ def run_letters_job(settings: Settings, job: Job, output: Output) -> ExitCode:
     return report_letters(done, entry, output)
 
 
-def report_letters(done: LettersDone, entry: Entry, output: Output, *, is_preview: bool = False) -> ExitCode:
+def report_letters(done: LettersDone, entry: AuditEntry, output: Output, *, is_preview: bool = False) -> ExitCode:
     """Print what was done with dead letters, or would be, and return the exit code."""
     target = f" into {entry.sent_to}" if entry.sent_to else ""
     if output == "json":
@@ -280,10 +279,10 @@ def warn_of_returns(warning: str | None) -> None:
         )
 
 
-def _seen(job: Job) -> Seen:
-    return Seen(job.selected, job.done + job.failed, job.failed)
+def _seen(job: Job) -> SeenProgress:
+    return SeenProgress(job.selected, job.done + job.failed, job.failed)
 
 
-def _tell_replay(job: Job, seen: Seen) -> None:
+def _tell_replay(job: Job, seen: SeenProgress) -> None:
     replayed = seen.done - seen.failed
     log.info("replay.progressed", replay=job.id, selected=seen.total, replayed=replayed, failed=seen.failed)

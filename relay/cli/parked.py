@@ -26,7 +26,7 @@ from relay.operate.messages.whereabouts import row_ids
 from relay.operate.parked import asked as parked
 from relay.operate.parked.asked import RetryParked
 from relay.operate.parked.read import Parked, ParkedMessage
-from relay.operate.parked.work import Done
+from relay.operate.parked.work import ParkedDone
 
 LIST_COLUMNS = (
     "id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "written as", "reason",
@@ -39,7 +39,7 @@ app = App(name="parked", help="See, retry, archive or discard what could not be 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filters(MessageFilters):
+class ParkedFilters(MessageFilters):
     """Which rows."""
 
     reason: Annotated[str | None, Parameter(help="A part of the reason.")] = None
@@ -51,7 +51,7 @@ class Filters(MessageFilters):
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BulkFilters(Filters):
+class BulkParkedFilters(ParkedFilters):
     """Which rows, for a command that changes them."""
 
     all: Annotated[bool, Parameter(help="Every parked row; needed when there is no filter.")] = False
@@ -64,7 +64,7 @@ Ids = Annotated[str, Parameter(name="ID", help="Ids or message ids; all that the
 def list_(
     *ids: Ids,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    filters: Filters = Filters(),
+    filters: ParkedFilters = ParkedFilters(),
     held: Annotated[bool, Parameter(help="Also rows that only wait behind another one.")] = False,
     archived: Annotated[bool, Parameter(help="The archived rows, in place of the parked ones.")] = False,
     output: Output = "text",
@@ -108,7 +108,7 @@ def show(
 def retry_(
     *ids: Ids,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    filters: BulkFilters = BulkFilters(),
+    filters: BulkParkedFilters = BulkParkedFilters(),
     audit: Audit = Audit(),
     careful: Careful = Careful(),
     dry_run: DryRun = False,
@@ -125,7 +125,7 @@ def retry_(
 def discard_(
     *ids: Ids,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    filters: BulkFilters = BulkFilters(),
+    filters: BulkParkedFilters = BulkParkedFilters(),
     consent: Consent = Consent(),
     rate: Rate = None,
     output: Output = "text",
@@ -146,7 +146,7 @@ def discard_(
 def archive(
     *ids: Ids,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    filters: BulkFilters = BulkFilters(),
+    filters: BulkParkedFilters = BulkParkedFilters(),
     audit: Audit = Audit(),
     rate: Rate = None,
     dry_run: DryRun = False,
@@ -161,7 +161,7 @@ def archive(
 def restore(
     *ids: Ids,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    filters: BulkFilters = BulkFilters(),
+    filters: BulkParkedFilters = BulkParkedFilters(),
     audit: Audit = Audit(),
     rate: Rate = None,
     dry_run: DryRun = False,
@@ -172,7 +172,7 @@ def restore(
     return _set_aside(options, Kind.RESTORE, asked, audit, dry_run=dry_run, output=output)
 
 
-def _asked(ids: tuple[str, ...], filters: BulkFilters, audit: Audit, caution: Caution) -> RetryParked:
+def _asked(ids: tuple[str, ...], filters: BulkParkedFilters, audit: Audit, caution: Caution) -> RetryParked:
     """Return which rows to change, and how.
 
     Raises:
@@ -213,7 +213,7 @@ def _change(
 ) -> ExitCode:
     with shown_rows(options.log_settings(), f"{kind} rows") as show:
         ordered, job = options.operations().finish(parked.CHANGES[kind], asked, by=audit.operator, show=show)
-    done = Done(job.done, job.released, ordered.not_found, job.id, job.state)
+    done = ParkedDone(job.done, job.released, ordered.not_found, job.id, job.state)
     if output == "json":
         print_json(done)
     else:
@@ -240,12 +240,12 @@ def _loss(operations: Operations, asked: RetryParked) -> Loss:
     )
 
 
-def _foreseen(kind: Kind, done: Done) -> str:
+def _foreseen(kind: Kind, done: ParkedDone) -> str:
     released = "" if kind is Kind.RESTORE else f", and release {behind_words(done.chosen, done.released)}"
     return f"{kind} {counted(done.chosen, 'row')}{released}"
 
 
-def _complain(done: Done) -> ExitCode:
+def _complain(done: ParkedDone) -> ExitCode:
     for reason in done.not_found:
         complain(reason)
     return exit_code(done=done.chosen, left=len(done.not_found))

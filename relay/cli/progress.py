@@ -14,7 +14,7 @@ from relay.observe.log import set_up
 LOG_INTERVAL = 5.0  # seconds
 
 
-class Seen(NamedTuple):
+class SeenProgress(NamedTuple):
     """How far it is."""
 
     total: int | None  # None while the rows are being counted
@@ -22,11 +22,11 @@ class Seen(NamedTuple):
     failed: int  # of these
 
 
-Show = Callable[[Seen], None]
+Show = Callable[[SeenProgress], None]
 
 
 @contextmanager
-def shown_progress(settings: LogSettings, title: str, tell: Callable[[Seen], None]) -> Iterator[Show]:
+def shown_progress(settings: LogSettings, title: str, tell: Callable[[SeenProgress], None]) -> Iterator[Show]:
     """Yield the function that shows the progress, and set up the log.
 
     Args:
@@ -55,7 +55,7 @@ def _bar(console: Console, title: str) -> Iterator[Show]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"{title}: listing", total=None, rate="")
 
-        def show(seen: Seen) -> None:
+        def show(seen: SeenProgress) -> None:
             speed = bar.tasks[0].speed
             failed = f"  {seen.failed:,} failed" if seen.failed else ""
             if seen.total is not None:
@@ -70,10 +70,10 @@ def _bar(console: Console, title: str) -> Iterator[Show]:
         yield show
 
 
-def _events(tell: Callable[[Seen], None]) -> Show:
+def _events(tell: Callable[[SeenProgress], None]) -> Show:
     due = time.monotonic() + LOG_INTERVAL
 
-    def show(seen: Seen) -> None:
+    def show(seen: SeenProgress) -> None:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + LOG_INTERVAL

@@ -16,7 +16,7 @@ from relay.cli.printing import aside, complain, counted, print_json, print_pairs
 from relay.errors import UsageError
 from relay.observe.printable import utc
 from relay.operate.messages.whereabouts import row_ids
-from relay.operate.parked.work import Done
+from relay.operate.parked.work import ParkedDone
 from relay.operate.routes import asked as quarantine
 from relay.operate.routes.quarantine import Changed, RouteStatus, WaitingRow
 
@@ -39,7 +39,7 @@ RowIds = Annotated[str, Parameter(name="ID", help="Ids or message ids of rows of
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class RerouteTarget:
     """Where the rows go from now on."""
 
     to_exchange: Annotated[str | None, Parameter(help="In place of the route's; '' addresses a queue.")] = None
@@ -95,7 +95,7 @@ def reroute_(
     route: SomeRoute = None,
     /,
     *ids: RowIds,
-    target: Target = Target(),
+    target: RerouteTarget = RerouteTarget(),
     group: FailureGroup = None,
     audit: Audit = Audit(),
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
@@ -153,7 +153,7 @@ def discard_(
             with shown_rows(options.log_settings(), f"discard of route {each}") as shown:
                 wanted = quarantine.ChangeRoute.model_construct(route=each, ids=ids, why=consent.reason)
                 ordered, job = operations.finish(quarantine.discard, wanted, by=consent.operator, show=shown)
-            done = Done(job.done, job.released, ordered.not_found, job.id, job.state)
+            done = ParkedDone(job.done, job.released, ordered.not_found, job.id, job.state)
             code = _report(
                 done,
                 f"discarded {counted(done.chosen, 'row')} of route {each}",
@@ -237,7 +237,7 @@ def _loss(operations: Operations, route: int, ids: tuple[str, ...]) -> Loss:
     return Loss(words, foreseen.oldest, excerpt)
 
 
-def _report(done: Changed | Done, words: str, output: Output, *, rows: int, left_out: Sequence[str]) -> ExitCode:
+def _report(done: Changed | ParkedDone, words: str, output: Output, *, rows: int, left_out: Sequence[str]) -> ExitCode:
     """Print what was done, and return the exit code."""
     if output == "json":
         print_json(done)

@@ -16,7 +16,7 @@ from relay.cli.printing import Row, aside, complain, print_json, print_lines, pr
 from relay.observe.printable import utc
 from relay.operate.reconcile.ask import ReconcileRequest, ask
 from relay.operate.reconcile.inbox import FLAG, OWN
-from relay.operate.reconcile.report import Report
+from relay.operate.reconcile.report import ReconcileReport
 from relay.operate.reconcile.run import Show
 from relay.runtime.scrub import redacted
 
@@ -35,7 +35,7 @@ class Period:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consumers(InboxOptions):
+class ConsumerOptions(InboxOptions):
     """Which consumers should have applied those rows, and how soon."""
 
     consumer: Annotated[
@@ -47,7 +47,7 @@ class Consumers(InboxOptions):
 def reconcile(
     *message_ids: MessageIds,
     period: Period,
-    consumers: Consumers = Consumers(),
+    consumers: ConsumerOptions = ConsumerOptions(),
     filters: MessageFilters = MessageFilters(),
     unique_business_key: Annotated[
         bool, Parameter(help="A business key that a consumer has applied twice is a difference, too.")
@@ -117,7 +117,7 @@ class _Part(NamedTuple):
     rows: list[Row]
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: ReconcileReport) -> None:
     """Print it on stdout."""
     parts = _parts(report)
     if not sys.stdout.isatty():
@@ -150,7 +150,7 @@ def _shown_progress() -> Iterator[Show]:
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
 
-def _parts(report: Report) -> list[_Part]:
+def _parts(report: ReconcileReport) -> list[_Part]:
     counts = {(count.day, count.state): count.rows for count in report.rows}
     days = sorted({day for day, _ in counts})
     first = "the first of each consumer"

@@ -36,7 +36,7 @@ SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read fro
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filters(MessageFilters):
+class ReplayFilters(MessageFilters):
     """Which sent rows."""
 
     since: Annotated[str | None, Parameter(help="Sent at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")] = None
@@ -50,7 +50,7 @@ class Filters(MessageFilters):
             UsageError: there is no id, no filter and no --all; or --all and one of the others.
         """
         choices = "message ids, a filter such as --aggregate-id or --since, or --all for every sent row"
-        is_filtered = bool(message_ids) or replace(self, all_=False) != Filters()
+        is_filtered = bool(message_ids) or replace(self, all_=False) != ReplayFilters()
         check_choice(is_filtered=is_filtered, is_all=self.all_, choices=choices)
 
     def asked(self, message_ids: Sequence[UUID]) -> ReplayFilter:
@@ -67,7 +67,7 @@ class Filters(MessageFilters):
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ReplayTarget:
     """Where the rows go, and with which trace."""
 
     to_exchange: Annotated[str | None, Parameter(help="In place of where they went; '' addresses a queue.")] = None
@@ -94,8 +94,8 @@ class Target:
 def replay(
     *message_ids: MessageIds,
     options: RemoteOptions = RemoteOptions(),
-    filters: Filters = Filters(),
-    target: Target = Target(),
+    filters: ReplayFilters = ReplayFilters(),
+    target: ReplayTarget = ReplayTarget(),
     careful: Careful = Careful(),
     dry_run: Annotated[bool, Parameter(help="Send nothing; print the exact count, by day.")] = False,
     audit: Audit = Audit(),
@@ -135,7 +135,7 @@ def replay(
 
 
 def _ask(
-    options: RemoteOptions, asked: ReplayFilter, target: Target, *, caution: Caution, audit: Audit, output: Output
+    options: RemoteOptions, asked: ReplayFilter, target: ReplayTarget, *, caution: Caution, audit: Audit, output: Output
 ) -> ExitCode:
     """Have a console send."""
     ordered = replay_of.OrderReplay.model_construct(

@@ -18,7 +18,7 @@ from relay.observe.printable import printable
 from relay.operate import status as status_of
 from relay.operate.asked import Nothing
 from relay.operate.health import OutboxState
-from relay.operate.status import Node, Status, lane_ranges
+from relay.operate.status import NodeStatus, Status, lane_ranges
 
 COLOURS = {OutboxState.OK: "green", OutboxState.DEGRADED: "yellow", OutboxState.STALLED: "red"}
 NODE_COLUMNS = ("relay", "state", "lanes", "in flight", "published", "heartbeat", "version")
@@ -103,7 +103,7 @@ def _figures(seen: Status) -> list[tuple[str, str]]:
     ]
 
 
-def _node_row(node: Node) -> Row:
+def _node_row(node: NodeStatus) -> Row:
     return (
         node.name,
         _state(node),
@@ -115,7 +115,7 @@ def _node_row(node: Node) -> Row:
     )
 
 
-def _state(node: Node) -> str:
+def _state(node: NodeStatus) -> str:
     if not node.alive:
         return "gone"
     return f"{node.state}, standby" if node.standby else node.state

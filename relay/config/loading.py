@@ -50,7 +50,7 @@ class Loaded:
 
 
 @dataclass(slots=True)
-class Source:
+class SettingSource:
     """What one source says, before anything is checked but its keys."""
 
     values: dict[str, Any] = field(default_factory=dict)  # by the key's name
@@ -98,8 +98,8 @@ def load(
     return Loaded(settings, {key.name: origins.get(key.name, "default") for key in all_keys()}, file)
 
 
-def _from_flags(flags: Mapping[str, str | None]) -> Source:
-    source = Source()
+def _from_flags(flags: Mapping[str, str | None]) -> SettingSource:
+    source = SettingSource()
     for key in all_keys():
         value = flags.get(key.name)
         if value is not None:
@@ -107,8 +107,8 @@ def _from_flags(flags: Mapping[str, str | None]) -> Source:
     return source
 
 
-def _from_environment(environ: Mapping[str, str]) -> Source:
-    source = Source()
+def _from_environment(environ: Mapping[str, str]) -> SettingSource:
+    source = SettingSource()
     known = {variable for key in all_keys() for variable in key.variables}
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or KUBERNETES.fullmatch(variable):
@@ -122,8 +122,8 @@ def _from_environment(environ: Mapping[str, str]) -> Source:
     return source
 
 
-def _from_secret_files(environ: Mapping[str, str]) -> Source:
-    source = Source()
+def _from_secret_files(environ: Mapping[str, str]) -> SettingSource:
+    source = SettingSource()
     for key in all_keys():
         variable = _variable_given(source, key, environ, FILE_SUFFIX)
         if variable is None:
@@ -159,7 +159,7 @@ def _words(variable: str) -> list[str]:
     return [word for word in variable.removeprefix(PREFIX).upper().split("_") if word]
 
 
-def _variable_given(source: Source, key: Key, environ: Mapping[str, str], suffix: str = "") -> str | None:
+def _variable_given(source: SettingSource, key: Key, environ: Mapping[str, str], suffix: str = "") -> str | None:
     """Return which of the key's variables is set; it is a problem of `source` when two are, to different values."""
     given = [variable + suffix for variable in key.variables if variable + suffix in environ]
     if len({environ[variable] for variable in given}) > 1:
@@ -167,7 +167,7 @@ def _variable_given(source: Source, key: Key, environ: Mapping[str, str], suffix
     return given[0] if given else None
 
 
-def _put_text(source: Source, key: Key, text: str, origin: str) -> None:
+def _put_text(source: SettingSource, key: Key, text: str, origin: str) -> None:
     if not key.is_list:
         source.put(key, text, origin)
         return
@@ -186,19 +186,19 @@ def _file_named(config: Path | None, environ: Mapping[str, str]) -> tuple[Path |
     return (USUAL_FILE, "") if USUAL_FILE.is_file() else (None, "")
 
 
-def _from_file(config: Path | None, environ: Mapping[str, str]) -> Source:
+def _from_file(config: Path | None, environ: Mapping[str, str]) -> SettingSource:
     path, named_by = _file_named(config, environ)
     if path is None:
-        return Source()
+        return SettingSource()
     try:
         text, is_regular = read_file(path)
         tables = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        return Source(problems=[f"file {path}{named_by} cannot be read: {_reason(error)}"])
+        return SettingSource(problems=[f"file {path}{named_by} cannot be read: {_reason(error)}"])
     except tomllib.TOMLDecodeError as error:
-        return Source(problems=[f"file {path}{named_by} is not TOML: {error}"])
+        return SettingSource(problems=[f"file {path}{named_by} is not TOML: {error}"])
     except RecursionError:
-        return Source(problems=[f"file {path}{named_by} is no configuration: its values are nested too deep"])
+        return SettingSource(problems=[f"file {path}{named_by} is no configuration: its values are nested too deep"])
     source = _from_tables(tables, f"file {path}")
     for key in all_keys():
         if is_regular and key.is_secret and isinstance(source.values.get(key.name), str):
@@ -216,8 +216,8 @@ def _read_again(path: Path, key: Key) -> str:
     return value
 
 
-def _from_tables(tables: Mapping[str, Any], origin: str) -> Source:
-    source = Source()
+def _from_tables(tables: Mapping[str, Any], origin: str) -> SettingSource:
+    source = SettingSource()
     known = {key.name: key for key in all_keys()}
     sections = {key.path[0] for key in all_keys() if len(key.path) > 1}
     for name, value in tables.items():
@@ -234,7 +234,7 @@ def _from_tables(tables: Mapping[str, Any], origin: str) -> Source:
     return source
 
 
-def _overlay(sources: Iterable[Source]) -> tuple[dict[str, Any], dict[str, str]]:
+def _overlay(sources: Iterable[SettingSource]) -> tuple[dict[str, Any], dict[str, str]]:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for source in reversed(tuple(sources)):

@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckupReport:
     """What one run has found."""
 
     at: datetime
@@ -42,7 +42,7 @@ class Checkup:
         self._file = file
         self._running = asyncio.Lock()
         self._examined_at = 0.0  # monotonic
-        self.latest: Report | None = None
+        self.latest: CheckupReport | None = None
 
     async def run(self) -> None:
         """Examine from time to time, until cancelled."""
@@ -54,7 +54,7 @@ class Checkup:
             is_failing = self.latest is not None and self.latest.worst is Verdict.FAILED
             await asyncio.sleep(EVERY_WHILE_FAILING if is_failing else EVERY)
 
-    async def report(self, *, newest: bool = False) -> Report:
+    async def report(self, *, newest: bool = False) -> CheckupReport:
         """Return the latest report; with `newest` one that is a few seconds old at most."""
         async with self._running:
             if self.latest is None or (newest and self._age() > FRESH):
@@ -65,7 +65,7 @@ class Checkup:
     def _age(self) -> float:
         return time.monotonic() - self._examined_at
 
-    def _examine(self) -> Report:
+    def _examine(self) -> CheckupReport:
         begun = time.monotonic()
         findings = [
             Finding(each.check, Verdict.SKIPPED, "the console has another login: run `relay doctor` as the relay")
@@ -73,4 +73,4 @@ class Checkup:
             else each
             for each in examine(self._settings, self._file)
         ]
-        return Report(datetime.now(UTC), findings, time.monotonic() - begun)
+        return CheckupReport(datetime.now(UTC), findings, time.monotonic() - begun)

@@ -59,7 +59,7 @@ class HeldBy:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenConsumers:
     """What one look saw.
 
     Attributes:
@@ -97,7 +97,7 @@ class Consumers:
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = asyncio.Event()
-        self.latest: Seen | None = None
+        self.latest: SeenConsumers | None = None
 
     def in_queues(self) -> int | None:
         """Return how many messages waited for consumers at the latest look; None when it could not tell."""
@@ -122,7 +122,7 @@ class Consumers:
         finally:
             await self._hang_up()
 
-    async def _look(self) -> Seen:
+    async def _look(self) -> SeenConsumers:
         held: Sequence[HeldBy] = ()
         queues: Sequence[QueueStatus] = ()
         missing: Sequence[str] = ()
@@ -148,7 +148,7 @@ class Consumers:
         except Exception as failure:  # the next look may go well
             error = "a fault of the console: see its log"
             log.error("console.look_failed", exc_info=failure)
-        return Seen(datetime.now(UTC), queues, missing, dict(sorted(letters.items())), held, reasons, error)
+        return SeenConsumers(datetime.now(UTC), queues, missing, dict(sorted(letters.items())), held, reasons, error)
 
     def _read_held(self) -> list[HeldBy]:
         statement = HELD.format(schema=Identifier(self._database.schema))

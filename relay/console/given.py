@@ -15,7 +15,7 @@ from relay.jobs.job import Kind
 from relay.operate.asked import Words
 from relay.operate.operation import Role
 from relay.operate.reconcile.ask import ReconcileRequest, ask
-from relay.operate.reconcile.report import Report
+from relay.operate.reconcile.report import ReconcileReport
 
 ALONE_WITHIN = 10.0  # seconds
 
@@ -68,7 +68,7 @@ async def _alone(site: Here) -> AsyncIterator[None]:
 Alone = Annotated[None, Depends(_alone)]
 
 
-def compare_with_inbox(settings: Settings, asked: ReconcileRequest) -> Report:
+def compare_with_inbox(settings: Settings, asked: ReconcileRequest) -> ReconcileReport:
     """Compare what was sent with what the consumers of the inbox's database have applied; raises as `ask` does."""
     timeout, apart = settings.console.statement_timeout, inbox_of(settings)
     if apart is None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from relay.console.background import Background
 from relay.console.charts import Chart, chart
-from relay.console.checkup import Checkup, Report
-from relay.console.consumers import Consumers, Seen
+from relay.console.checkup import Checkup, CheckupReport
+from relay.console.consumers import Consumers, SeenConsumers
 from relay.console.formats import duration, short
 from relay.console.sampler import Point, Sample, Sampler
 from relay.console.templates import fragment
@@ -33,8 +33,8 @@ class Drawn:
     """What every browser gets: the text of each part by its name."""
 
     sample: Sample | None
-    report: Report | None
-    seen: Seen | None
+    report: CheckupReport | None
+    seen: SeenConsumers | None
     failing: list[str]
     parts: dict[str, str]
 

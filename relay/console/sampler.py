@@ -19,7 +19,7 @@ from relay.console.database import Database
 from relay.errors import OutboxError
 from relay.logger import get_logger
 from relay.operate.latency import Latency, read_latency
-from relay.operate.status import Node, Status, published, read_status
+from relay.operate.status import NodeStatus, Status, published, read_status
 from relay.runtime.backoff import wait_for_event
 from relay.runtime.scrub import scrub
 
@@ -65,7 +65,7 @@ class Sample:
     at: datetime
     status: Status | None
     error: str | None
-    nodes: Sequence[Node]
+    nodes: Sequence[NodeStatus]
     rate: float | None
     sent_none: bool
     latency: Latency | None
@@ -103,7 +103,7 @@ class Sampler:
         self._wanted = asyncio.Event()
         self._number = 0
         self._published_when_broken: int | None = None
-        self._nodes: Sequence[Node] = ()
+        self._nodes: Sequence[NodeStatus] = ()
         self._stopped = False
         self.latest: Sample | None = None
 

@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import assert_never
 from urllib.parse import urlencode
 
-from relay.console.checkup import Report
-from relay.console.consumers import HeldBy, Seen
+from relay.console.checkup import CheckupReport
+from relay.console.consumers import HeldBy, SeenConsumers
 from relay.console.sampler import Sample
 from relay.operate.doctor.broker import REACHED
 from relay.operate.doctor.finding import Verdict
@@ -72,8 +72,8 @@ REPAIRS = {
 
 def verdict(
     sample: Sample | None,
-    report: Report | None = None,
-    consumers: Seen | None = None,
+    report: CheckupReport | None = None,
+    consumers: SeenConsumers | None = None,
     failing: Sequence[str] = (),
 ) -> TheVerdict:
     """Return what a sample, the doctor's latest report and the latest look at the consumers come to.
@@ -133,7 +133,7 @@ def _of_console(failing: Sequence[str]) -> list[Told]:
     ]
 
 
-def _of_consumers(seen: Seen) -> Iterator[Told]:
+def _of_consumers(seen: SeenConsumers) -> Iterator[Told]:
     headline = "consumers need a look"
     for queue in seen.missing:
         words = f"there is no queue {queue}: `relay topology apply` declares what relay.toml lists"
@@ -161,7 +161,7 @@ def _held_words(held: HeldBy) -> str:
     return f"{words}, and does not try them: start it" if held.overdue == held.keys else words
 
 
-def _of_report(report: Report | None, known: set[str]) -> list[Told]:
+def _of_report(report: CheckupReport | None, known: set[str]) -> list[Told]:
     """Return what the doctor has found, but for what others tell.
 
     The sample tells of each route in quarantine itself, and knows a second later when it works again.

@@ -43,7 +43,7 @@ class Source(StrEnum):
     QUARANTINED = "quarantined"
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     """How a job stands. The table has `open` for a job that runs or was interrupted."""
 
     RUNNING = "running"
@@ -95,7 +95,7 @@ class Job:
     id: int
     kind: Kind
     source: Source
-    state: State
+    state: JobState
     made_at: datetime
     made_by: str
     made_as: str
@@ -122,7 +122,7 @@ class Job:
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Kind(self.kind))
         object.__setattr__(self, "source", Source(self.source))
-        object.__setattr__(self, "state", State(self.state))
+        object.__setattr__(self, "state", JobState(self.state))
 
     @property
     def words(self) -> str:
@@ -136,7 +136,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        return self.state in (State.DONE, State.CANCELLED)
+        return self.state in (JobState.DONE, JobState.CANCELLED)
 
     @property
     def tried(self) -> int:
@@ -324,7 +324,7 @@ def resume_job(connection: psycopg.Connection, schema: str, job: int, *, by: str
         UsageError: it has ended already.
     """
     found = read_job(connection, schema, job)
-    if found.state is State.RUNNING:
+    if found.state is JobState.RUNNING:
         raise BusyError(f"{found.words} is run by another process")
     if found.is_over:
         raise UsageError(f"{found.words} is {found.state}: there is nothing to resume")

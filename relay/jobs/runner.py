@@ -18,9 +18,9 @@ from typing import assert_never
 import psycopg
 
 from relay.errors import JobTurnedError, OutboxError, PartlyDoneError
-from relay.jobs.job import Job, State
+from relay.jobs.job import Job, JobState
 from relay.jobs.pace import NAP
-from relay.jobs.work import Did, Ended, Outcome, Save, Stage, Step, Stuck, Waits, Work, stage_of
+from relay.jobs.work import Did, Ended, Save, Stage, StageOutcome, Step, Stuck, Waits, Work, stage_of
 from relay.logger import get_logger
 from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
 from relay.runtime.stopping import GOODBYE, stopped_by_signals
@@ -105,7 +105,7 @@ class Run:
         save, work = self._save, self._work
         self._tried = save.job.tried
         try:
-            while save.job.state is State.RUNNING:
+            while save.job.state is JobState.RUNNING:
                 if self._stopping.is_set():
                     if (did := await work.settle(save)) is not None:
                         save.job = save.with_news(did)
@@ -150,26 +150,26 @@ class Run:
             case Waits():
                 await self._wait(step.seconds)
             case Stuck():
-                await self._write(replace(self._save.job, state=State.PAUSED, paused_because=step.because))
+                await self._write(replace(self._save.job, state=JobState.PAUSED, paused_because=step.because))
             case Ended() if stage is not None and self._tried > stage.begin:
                 await self._end_stage()
             case Ended():
                 job = self._save.job
                 selected = job.done + step.failed if job.selected is None else job.selected
-                await self._write(replace(job, failed=job.failed + step.failed, selected=selected, state=State.DONE))
+                await self._write(replace(job, failed=job.failed + step.failed, selected=selected, state=JobState.DONE))
             case _:
                 assert_never(step)
 
     async def _end_stage(self) -> None:
         """End the stage when its outcome is known; it may end in a pause."""
         match await self._work.outcome(self._save):
-            case Outcome() as outcome:
+            case StageOutcome() as outcome:
                 self._save.job = self._save.with_news(outcome)
                 self._show(self._save.job)
             case Waits() as waits:
                 await self._wait(waits.seconds)
             case Stuck() as stuck:
-                await self._write(replace(self._save.job, state=State.PAUSED, paused_because=stuck.because))
+                await self._write(replace(self._save.job, state=JobState.PAUSED, paused_because=stuck.because))
 
     async def _wait(self, seconds: float) -> None:
         await wait_for_event(self._stopping, seconds)
@@ -190,7 +190,7 @@ class Run:
         self._save.job = job
 
     def _interrupted(self) -> Job:
-        return replace(self._save.job, state=State.INTERRUPTED)
+        return replace(self._save.job, state=JobState.INTERRUPTED)
 
     def _end_soon(self, whole: asyncio.Timeout) -> None:
         whole.reschedule(asyncio.get_running_loop().time() + self._drain_timeout + GOODBYE)

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.errors import BusyError, JobTurnedError, PartlyDoneError
-from relay.jobs.job import LEAVE_LOCK, TAKE_LOCK, Job, State, lock_name, read_running
+from relay.jobs.job import LEAVE_LOCK, TAKE_LOCK, Job, JobState, lock_name, read_running
 from relay.jobs.pace import Pace
 from relay.servers.postgres.database import one
 
@@ -88,7 +88,7 @@ Step = Did | Waits | Ended | Stuck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StageOutcome:
     """What came of a stage.
 
     Attributes:
@@ -107,7 +107,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RowFailure:
     """A row that failed for good, or failed again."""
 
     id: int
@@ -187,9 +187,9 @@ class Save:
     async def __call__(
         self,
         connection: psycopg.AsyncConnection,
-        news: Did | Outcome,
+        news: Did | StageOutcome,
         *,
-        failures: Sequence[Failure] = (),
+        failures: Sequence[RowFailure] = (),
         has_happened: bool = False,
     ) -> None:
         """Save what the step or the outcome is going to return.
@@ -201,7 +201,7 @@ class Save:
         """
         await self.write(connection, self.with_news(news), failures=failures, has_happened=has_happened)
 
-    def with_news(self, news: Did | Outcome) -> Job:
+    def with_news(self, news: Did | StageOutcome) -> Job:
         """Return the job as it is with what came."""
         job = self.job
         match news:
@@ -214,14 +214,14 @@ class Save:
                     position=news.position,
                     selected=job.selected if news.selected is None else news.selected,
                 )
-            case Outcome():
+            case StageOutcome():
                 because = why_paused(job, news.rows, news.failing, news.words)
                 return replace(
                     job,
                     failed=job.failed + news.failed,
                     stage=job.stage + 1,
                     position=job.position if news.position is None else news.position,
-                    state=State.PAUSED if because else job.state,
+                    state=JobState.PAUSED if because else job.state,
                     paused_because=because,
                 )
 
@@ -230,7 +230,7 @@ class Save:
         connection: psycopg.AsyncConnection,
         job: Job,
         *,
-        failures: Sequence[Failure] = (),
+        failures: Sequence[RowFailure] = (),
         has_happened: bool = False,
     ) -> None:
         """Save the job as it is here, unless an operator has paused or cancelled it: JobTurnedError."""
@@ -242,7 +242,7 @@ class Save:
             "released": job.released,
             "position": job.position,
             "stage": job.stage,
-            "state": job.state if job.state in (State.DONE, State.PAUSED) else "open",
+            "state": job.state if job.state in (JobState.DONE, JobState.PAUSED) else "open",
             "because": job.paused_because,
             "has_happened": has_happened,
             "ids": [failure.id for failure in failures],
@@ -306,5 +306,5 @@ class Work(Protocol):
     async def settle(self, save: Save, /) -> Did | None:
         """A stop was asked for: finish what is under way, and save it."""
 
-    async def outcome(self, save: Save) -> Outcome | Waits | Stuck:
+    async def outcome(self, save: Save) -> StageOutcome | Waits | Stuck:
         """Save what came of a stage, and return it."""

@@ -6,7 +6,7 @@ from relay.config.settings import Settings
 from relay.jobs.job import Job, Source
 from relay.jobs.runner import Run, Show
 from relay.jobs.work import Work
-from relay.operate.letters.work import Done, LettersWork
+from relay.operate.letters.work import LettersDone, LettersWork
 from relay.operate.letters.work import Show as ShowLetters
 from relay.operate.parked.work import ParkedWork
 from relay.operate.routes.work import DiscardWork
@@ -46,10 +46,10 @@ def run(settings: Settings, job: Job, *, rate: float | None = None, show: Show =
     return uvloop.run(until_told())
 
 
-def run_letters(settings: Settings, job: Job, *, show: ShowLetters = lambda *_: None) -> Done:
+def run_letters(settings: Settings, job: Job, *, show: ShowLetters = lambda *_: None) -> LettersDone:
     """Do as `run`, and return what became of the letters."""
 
-    async def until_told() -> Done:
+    async def until_told() -> LettersDone:
         work = LettersWork(settings.database, settings.broker, job, show=show)
         return work.result(await run_of(settings, job, work).run_until_told())
 

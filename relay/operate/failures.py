@@ -20,7 +20,7 @@ from pydantic import Field
 from relay.errors import NotFoundError
 from relay.operate.asked import MAX_ID, Closed, QueueName, Text
 from relay.operate.cause import cause_of
-from relay.operate.letters.letter import SOURCE, Held, Letter, Selection
+from relay.operate.letters.letter import SOURCE, Held, Letter, LetterSelection
 from relay.operate.letters.read import read_letters
 from relay.operate.letters.work import queues_of
 from relay.operate.operation import Role, Servers, operation
@@ -238,7 +238,7 @@ def _failures(at: Servers, asked: ListFailures, queues: Sequence[str]) -> Failur
         for queue in queues:
             _, dead = queues_of(queue)
             letters: list[Letter] = []
-            read = asyncio.run(read_letters(at.settings.broker, dead, Selection(), _append_to(letters)))
+            read = asyncio.run(read_letters(at.settings.broker, dead, LetterSelection(), _append_to(letters)))
             groups += with_retries(connection, at.schema, group_letters(letters, dead))
             warnings += [read.warning] if read.warning else []
         if asked.held:

@@ -15,7 +15,7 @@ from relay.operate.asked import MOST, MaybeReasoned, MessageFilter, Moment, Shor
 from relay.operate.messages.whereabouts import WhyMissing, find_rows
 from relay.operate.operation import SCAN_TIMEOUT, Effect, Role, Servers, operation
 from relay.operate.sent.moment import parse_interval
-from relay.operate.sent.selection import Day, Selection, count_by_day, count_waiting, first_day, now
+from relay.operate.sent.selection import Day, SentSelection, count_by_day, count_waiting, first_day, now
 from relay.operate.sent.target import Target, Trace, check_target
 from relay.operate.sent.work import order_replay
 
@@ -31,10 +31,10 @@ class ReplayFilter(MessageFilter):
     def is_everything(self) -> bool:
         return not any(getattr(self, name) for name in ReplayFilter.model_fields)
 
-    def selection(self, moment: datetime) -> Selection:
+    def selection(self, moment: datetime) -> SentSelection:
         """Return the rows that it means by a clock that shows `moment`; UsageError when nothing can match."""
         since, until = parse_interval(self.since, self.until, moment)
-        return Selection(
+        return SentSelection(
             message_ids=list(self.message_ids) or None,
             aggregate_type=self.aggregate_type,
             aggregate_id=self.aggregate_id,
@@ -97,7 +97,7 @@ def order(at: Servers, asked: OrderReplay) -> Job:
         )
 
 
-def left_out(connection: psycopg.Connection, schema: str, selection: Selection) -> list[str]:
+def left_out(connection: psycopg.Connection, schema: str, selection: SentSelection) -> list[str]:
     """Return a line for each kind of rows that match and are not replayed: no longer kept, or not sent yet."""
     lines = []
     first = first_day(connection, schema)

@@ -103,7 +103,7 @@ BY_INDEX = SQL("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = of
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeStatus:
     """A relay as its row in `node` has it."""
 
     name: str
@@ -164,7 +164,7 @@ class Status:
     paused_lanes: list[LaneStatus]
     oldest_pending_age_s: float | None
     published_total: int
-    nodes: list[Node]
+    nodes: list[NodeStatus]
 
 
 def read_status(
@@ -236,9 +236,9 @@ def read_status(
     )
 
 
-def list_nodes(connection: psycopg.Connection, schema: str) -> list[Node]:
+def list_nodes(connection: psycopg.Connection, schema: str) -> list[NodeStatus]:
     """Return the relays that have had a heartbeat in the last day."""
-    with connection.cursor(row_factory=class_row(Node)) as cursor:
+    with connection.cursor(row_factory=class_row(NodeStatus)) as cursor:
         return cursor.execute(READ_NODES.format(schema=Identifier(schema), stale_after=NODE_STALE_AFTER)).fetchall()
 
 
@@ -246,7 +246,7 @@ def _numbers(connection: psycopg.Connection, query: psycopg.sql.Composed) -> tup
     return one(connection.execute(query).fetchone())
 
 
-def _progresses(connection: psycopg.Connection, schema: str, before: Sequence[Node], timeout: float) -> bool:
+def _progresses(connection: psycopg.Connection, schema: str, before: Sequence[NodeStatus], timeout: float) -> bool:
     """Return whether a relay that is alive publishes anything within `timeout` seconds."""
     earlier = published(node for node in before if node.alive)
     deadline = time.monotonic() + timeout
@@ -257,17 +257,17 @@ def _progresses(connection: psycopg.Connection, schema: str, before: Sequence[No
     return False
 
 
-def published(nodes: Iterable[Node]) -> dict[str, int]:
+def published(nodes: Iterable[NodeStatus]) -> dict[str, int]:
     """Return by name how much each relay has published."""
     return {node.name: node.published_total for node in nodes}
 
 
-def _have_published(nodes: Sequence[Node], earlier: Mapping[str, int]) -> bool:
+def _have_published(nodes: Sequence[NodeStatus], earlier: Mapping[str, int]) -> bool:
     return any(node.name in earlier and node.published_total != earlier[node.name] for node in nodes)
 
 
 def _reasons(
-    nodes: Sequence[Node], lanes: Sequence[LaneStatus], pending: int, stalled_for: float | None
+    nodes: Sequence[NodeStatus], lanes: Sequence[LaneStatus], pending: int, stalled_for: float | None
 ) -> list[Reason]:
     alive = [node for node in nodes if node.alive]
     reasons = []
@@ -382,7 +382,7 @@ def status(at: Servers, _: Nothing) -> Status:
 
 
 @operation("nodes", "GET /nodes", Role.VIEWER)
-def nodes(at: Servers, _: Nothing) -> list[Node]:
+def nodes(at: Servers, _: Nothing) -> list[NodeStatus]:
     """Return the relays and their lanes."""
     with at.connect(None) as connection:
         return list_nodes(connection, at.schema)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from relay.outbox import insert
 from relay.outbox.errors import NoTransactionError
-from relay.outbox.row import Row
+from relay.outbox.row import NewRow
 
 Sync = sa.Connection | Session | scoped_session[Session]
 Async = AsyncConnection | AsyncSession | async_scoped_session[AsyncSession]
@@ -18,7 +18,7 @@ SYNC = (sa.Connection, Session, scoped_session)
 ASYNC = (AsyncConnection, AsyncSession, async_scoped_session)
 
 
-def write(target: Sync, rows: Sequence[Row], schema: str, *, by_copy: bool, autocommit: bool) -> None:
+def write(target: Sync, rows: Sequence[NewRow], schema: str, *, by_copy: bool, autocommit: bool) -> None:
     if not rows:
         return
     connection = target if isinstance(target, sa.Connection) else target.connection()
@@ -30,7 +30,7 @@ def write(target: Sync, rows: Sequence[Row], schema: str, *, by_copy: bool, auto
         target.execute(*_execution(batch, schema))
 
 
-async def write_async(target: Async, rows: Sequence[Row], schema: str, *, by_copy: bool, autocommit: bool) -> None:
+async def write_async(target: Async, rows: Sequence[NewRow], schema: str, *, by_copy: bool, autocommit: bool) -> None:
     given = target() if isinstance(target, async_scoped_session) else target
     await given.run_sync(write, rows, schema, by_copy=by_copy, autocommit=autocommit)
 
@@ -51,7 +51,7 @@ def require_transaction(connection: sa.Connection) -> None:
         raise NoTransactionError
 
 
-def _is_copied(connection: sa.Connection, rows: Sequence[Row], schema: str) -> bool:
+def _is_copied(connection: sa.Connection, rows: Sequence[NewRow], schema: str) -> bool:
     """Write by COPY if the driver is psycopg 3. Return whether it is psycopg 3."""
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
@@ -66,5 +66,5 @@ def _is_copied(connection: sa.Connection, rows: Sequence[Row], schema: str) -> b
     return True
 
 
-def _execution(rows: Sequence[Row], schema: str) -> tuple[sa.TextClause, dict[str, Any]]:
+def _execution(rows: Sequence[NewRow], schema: str) -> tuple[sa.TextClause, dict[str, Any]]:
     return sa.text(insert.statement(len(rows), schema, ":{}".format)), insert.parameters(rows)

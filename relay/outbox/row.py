@@ -20,7 +20,7 @@ MAX_TEXT_BYTES = 255  # the limit of AMQP's short string, and of the table's che
 MAX_PATH_DEPTH = 256  # orjson's limit is 254; a payload that contains itself would have no end
 
 
-class Row(NamedTuple):
+class NewRow(NamedTuple):
     """One row: the columns of `outbox.message` that a writer fills, JSON as text."""
 
     message_id: UUID
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     trace_context: str | None
 
 
-def row_of(event: Event, trace_context: str | None, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Row:
+def row_of(event: Event, trace_context: str | None, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> NewRow:
     """Return the row of an event.
 
     Raises:
@@ -60,7 +60,7 @@ def row_of(event: Event, trace_context: str | None, max_payload_bytes: int = MAX
     size = len(data) if data is not None else len(text.encode()) if text is not None else 0
     if size > max_payload_bytes:
         raise PayloadTooLargeError(event, size, max_payload_bytes)
-    return Row(
+    return NewRow(
         message_id=event.message_id,
         aggregate_type=event.aggregate_type,
         aggregate_id=event.aggregate_id,

@@ -9,7 +9,7 @@ import psycopg
 from relay.outbox import insert
 from relay.outbox.awaited import Awaited
 from relay.outbox.event import Event
-from relay.outbox.row import MAX_PAYLOAD_BYTES, Row, row_of
+from relay.outbox.row import MAX_PAYLOAD_BYTES, NewRow, row_of
 from relay.outbox.trace import current_trace_context
 
 
@@ -129,13 +129,13 @@ def add_many(
     return _write(target, rows, schema, by_copy=len(rows) >= ROWS_TO_COPY, autocommit=autocommit)
 
 
-def _rows(events: Iterable[Event], max_payload_bytes: int) -> list[Row]:
+def _rows(events: Iterable[Event], max_payload_bytes: int) -> list[NewRow]:
     trace_context = current_trace_context()
     return [row_of(event, trace_context, max_payload_bytes) for event in events]
 
 
 def _write(
-    target: "Sync | Async", rows: list[Row], schema: str, *, by_copy: bool, autocommit: bool
+    target: "Sync | Async", rows: list[NewRow], schema: str, *, by_copy: bool, autocommit: bool
 ) -> Coroutine[Any, Any, None] | None:
     driver = _beneath_django(target)
     if isinstance(driver, psycopg.AsyncConnection):

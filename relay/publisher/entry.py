@@ -12,7 +12,7 @@ from relay.engine import row as engine
 from relay.engine.send.message import POSTGRES_EPOCH
 from relay.errors import NotAcceptedError
 from relay.outbox.event import Event
-from relay.outbox.row import Row, row_of
+from relay.outbox.row import NewRow, row_of
 from relay.outbox.trace import current_trace_context
 from relay.publisher.lane import lane_of
 
@@ -28,7 +28,7 @@ class Unaccepted:
     `accepted` is resolved by the broker's confirm or the buffer's commit.
     """
 
-    written: Row
+    written: NewRow
     row: engine.Row
     accepted: asyncio.Future[None]
     sent_at: float = field(default=0.0, init=False)  # loop time
@@ -57,7 +57,7 @@ def now() -> int:
     return time.time_ns() // 1000 - POSTGRES_EPOCH * 1_000_000
 
 
-def engine_row(written: Row, accepted_at: int, written_as: bytes = b"") -> engine.Row:
+def engine_row(written: NewRow, accepted_at: int, written_as: bytes = b"") -> engine.Row:
     """Return the row as the relay would read it from the table; `accepted_at` is a time in the form of `now`."""
     id_ = next(IDS)
     aggregate_type = written.aggregate_type.encode()

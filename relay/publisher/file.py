@@ -19,7 +19,7 @@ from uuid import UUID
 from relay.engine import row as engine
 from relay.errors import BufferFileError, BusyError, NotAcceptedError
 from relay.logger import get_logger
-from relay.outbox.row import Row
+from relay.outbox.row import NewRow
 from relay.publisher.buffer import BufferedRows
 from relay.publisher.entry import Unaccepted, engine_row
 
@@ -43,7 +43,7 @@ TABLE = f"""
     BEGIN;
     CREATE TABLE message (
         position INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of a key
-        {", ".join(Row._fields)},
+        {", ".join(NewRow._fields)},
         accepted_at INTEGER NOT NULL,               -- microseconds since 2000-01-01 UTC
         due INTEGER NOT NULL DEFAULT 0,             -- 0: it may go; else when it is tried again, monotonic ms
         attempts INTEGER NOT NULL DEFAULT 0,
@@ -58,14 +58,14 @@ TABLE = f"""
 
 # A row waits behind a refused row of its key.
 WRITE = f"""
-    INSERT INTO message ({", ".join(Row._fields)}, accepted_at, due)
-    VALUES ({", ".join(f":{name}" for name in Row._fields)}, :accepted_at, CASE WHEN EXISTS (
+    INSERT INTO message ({", ".join(NewRow._fields)}, accepted_at, due)
+    VALUES ({", ".join(f":{name}" for name in NewRow._fields)}, :accepted_at, CASE WHEN EXISTS (
         SELECT 1 FROM message WHERE aggregate_type = :aggregate_type AND aggregate_id = :aggregate_id AND due > 0
     ) THEN {BEHIND} ELSE 0 END)
 """
 
 SIZE = " + ".join(f"coalesce(length(CAST({name} AS BLOB)), 0)" for name in ("payload", "payload_bytes", "headers"))
-COLUMNS = f"position, attempts, accepted_at, {', '.join(Row._fields)}"
+COLUMNS = f"position, attempts, accepted_at, {', '.join(NewRow._fields)}"
 # The monotonic clock does not continue from one process to the next, so refused rows are tried at once.
 RESUME = f"UPDATE message SET due = 1 WHERE due BETWEEN 2 AND {BEHIND - 1}"
 
@@ -241,8 +241,8 @@ class File:
         for position, attempts, accepted_at, *columns in self._connected().execute(statement, values):
             if len(rows) == most or size >= most_bytes:
                 break
-            reason = columns[len(Row._fields) :]
-            written = Row(UUID(columns[0]), *columns[1 : len(Row._fields)])
+            reason = columns[len(NewRow._fields) :]
+            written = NewRow(UUID(columns[0]), *columns[1 : len(NewRow._fields)])
             row = engine_row(written, accepted_at)
             size += row.size
             rows.append(Stored(position, attempts, row, *reason))

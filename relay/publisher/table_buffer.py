@@ -22,7 +22,7 @@ from relay.errors import (
     no_answer_within,
 )
 from relay.outbox.insert import copy_async
-from relay.outbox.row import Row
+from relay.outbox.row import NewRow
 from relay.publisher.buffer import BufferedRows
 from relay.publisher.embedded import EmbeddedRelay
 from relay.publisher.entry import Unaccepted
@@ -32,7 +32,7 @@ from relay.runtime.hindrance import Hindrance
 from relay.servers.postgres.compatibility import TABLES_MISSING, tables_missing
 from relay.servers.postgres.database import connect_async, hindrance_of, is_unreplicated, one, one_line, public_reason
 
-COLUMNS = (*Row._fields, "writer", "created_at")
+COLUMNS = (*NewRow._fields, "writer", "created_at")
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 RETRY_INITIAL, RETRY_MAX = 0.05, 1.0  # seconds
 UNREACHABLE = (*SESSION_LOST, DatabaseUnavailableError, TimeoutError)

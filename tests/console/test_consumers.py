@@ -9,7 +9,7 @@ from pamqp.commands import Queue as QueueCommand
 from pydantic import SecretStr
 
 from relay.config.settings import Settings
-from relay.console.consumers import Consumers, HeldBy, Seen
+from relay.console.consumers import Consumers, HeldBy, SeenConsumers
 from relay.console.sampler import Sampler
 from relay.console.verdict import Mood, TheVerdict, verdict
 from relay.operate.pool import LAGGING, MemberStatus, PartitionStatus, PoolStatus, reasons_of
@@ -25,7 +25,7 @@ from tests.support.proxy import Act, Way
 __all__ = ["rows"]  # fixtures
 
 
-async def seen(app: FastAPI) -> Seen:
+async def seen(app: FastAPI) -> SeenConsumers:
     """Return what a look saw that has begun after this call: the next one may be under way."""
     consumers: Consumers = app.state.site.consumers
     for _ in range(2):

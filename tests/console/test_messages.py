@@ -15,7 +15,7 @@ from relay.config.settings import DatabaseSettings, Settings
 from relay.consume.message import id_of_writer
 from relay.errors import UsageError
 from relay.operate.messages import look as messages
-from relay.operate.messages.look import Place, Search, State, search
+from relay.operate.messages.look import MessageState, Place, Search, search
 from relay.operate.operation import Role
 from relay.operate.session import session
 from tests.console.rows import parked, sent, waiting
@@ -37,15 +37,19 @@ def every(database: DatabaseSettings, wanted: Search) -> list[int]:
                 return found
 
 
-@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("state", list(MessageState))
 @pytest.mark.parametrize("event", [None, "Paid", "Shipped"])
 def test_the_pages_have_each_row_once(
-    database: DatabaseSettings, database_url: str, state: State, event: str | None, monkeypatch: pytest.MonkeyPatch
+    database: DatabaseSettings,
+    database_url: str,
+    state: MessageState,
+    event: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(messages, "SCANNED", 60)
     monkeypatch.setattr(messages, "BLOCKS", 3)
     monkeypatch.setattr(messages, "STEP", 2)
-    if state is State.SENT:
+    if state is MessageState.SENT:
         sent(database_url, 700)
     else:
         waiting(database_url, state, 170)
@@ -61,12 +65,12 @@ def test_the_pages_have_each_row_once(
     assert len(found) == len(set(found))
 
 
-@pytest.mark.parametrize("state", [State.PARKED, State.QUARANTINED, State.SENT])
-def test_a_key_has_its_rows(database: DatabaseSettings, database_url: str, state: State) -> None:
+@pytest.mark.parametrize("state", [MessageState.PARKED, MessageState.QUARANTINED, MessageState.SENT])
+def test_a_key_has_its_rows(database: DatabaseSettings, database_url: str, state: MessageState) -> None:
     sent(database_url, 70)
     waiting(database_url, "parked", 70)
     waiting(database_url, "quarantined", 70)
-    kind = "customer" if state is State.SENT else "order"
+    kind = "customer" if state is MessageState.SENT else "order"
 
     found = every(database, Search(state=state, aggregate_type=kind, aggregate_id=f"{kind}-3"))
 
@@ -84,11 +88,11 @@ def test_a_time_has_the_rows_that_were_sent_then(database: DatabaseSettings, dat
     assert len(every(database, Search(since=times[2]))) == 400
 
 
-@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("state", list(MessageState))
 def test_a_message_is_found_by_either_id_in_whatever_state(
-    database: DatabaseSettings, database_url: str, state: State
+    database: DatabaseSettings, database_url: str, state: MessageState
 ) -> None:
-    if state is State.SENT:
+    if state is MessageState.SENT:
         sent(database_url, 3)
     else:
         waiting(database_url, state, 3)

@@ -25,7 +25,7 @@ from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
 from relay.consume.pool import PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
-from relay.operate.letters.letter import Held, Selection
+from relay.operate.letters.letter import Held, LetterSelection
 from relay.operate.letters.read import read_letters
 from relay.servers.rabbitmq.content_header import RAW_HEADER, UNDECODABLE, decode_header
 from tests.consume.effects import QUEUE, Queue, Table, count, running
@@ -158,7 +158,7 @@ class MixedSenders:
 
     async def settled_once(self) -> None:
         dead: list[Held] = []
-        await read_letters(self.broker, f"{QUEUE}.dead", Selection(), dead.append)
+        await read_letters(self.broker, f"{QUEUE}.dead", LetterSelection(), dead.append)
         applied = [number for number in await self.table.numbers() if number >= FIRST_HOSTILE]
         assert Counter([*applied, *(int(each.delivered.body) for each in dead)]) == Counter(self.raw.keys())
         for each in dead:

@@ -8,23 +8,28 @@ import psycopg
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.jobs.job import Caution, Job
 from relay.jobs.runner import Run
-from relay.operate.letters.audit import Entry
-from relay.operate.letters.letter import Selection
-from relay.operate.letters.work import Done, LettersWork, order_letters
+from relay.operate.letters.audit import AuditEntry
+from relay.operate.letters.letter import LetterSelection
+from relay.operate.letters.work import LettersDone, LettersWork, order_letters
 from tests.consume.effects import QUEUE
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters
 from tests.support.bulk import settings_of
 
-RETRY = Entry("retry", DEAD, QUEUE, "ann@desk", "the tax office is open again")
-DISCARD = Entry("discard", DEAD, None, "ann@desk", "test data")
+RETRY = AuditEntry("retry", DEAD, QUEUE, "ann@desk", "the tax office is open again")
+DISCARD = AuditEntry("discard", DEAD, None, "ann@desk", "test data")
 AUDIT = "SELECT * FROM outbox.dead_letter_audit ORDER BY id"
 
 Audit = psycopg.Connection[dict[str, Any]]
 
 
 async def change(
-    letters: Letters, entry: Entry, audit: Audit, selection: Selection = NO_FILTER, *, rate: float | None = None
-) -> Done:
+    letters: Letters,
+    entry: AuditEntry,
+    audit: Audit,
+    selection: LetterSelection = NO_FILTER,
+    *,
+    rate: float | None = None,
+) -> LettersDone:
     """Order a job over letters, and run it to its end."""
     with psycopg.connect(audit.info.dsn, password=audit.info.password, autocommit=True) as connection:
         job = order_letters(connection, "outbox", entry, selection, caution=Caution(rate=rate))
@@ -34,7 +39,7 @@ async def change(
 
 async def run_letters(
     database: DatabaseSettings, broker: BrokerSettings, job: Job, *, begun: Callable[[Run], None] = lambda _: None
-) -> Done:
+) -> LettersDone:
     """Do the rest of a job. `begun` gets the run, and may stop it."""
     work = LettersWork(database, broker, job)
     run = Run("outbox", job, work, drain_timeout=5)

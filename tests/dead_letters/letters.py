@@ -15,14 +15,14 @@ from pamqp.header import ContentHeader
 from relay.config.settings import BrokerSettings
 from relay.consume.classify import Failure, FailureReason
 from relay.consume.failed.envelope import dead_letter
-from relay.operate.letters.letter import Letter, Selection
+from relay.operate.letters.letter import Letter, LetterSelection
 from relay.operate.letters.read import list_letters
 from tests.consume.effects import CONSUMER, QUEUE, Queue
 
 DEAD = f"{QUEUE}.dead"
 QUORUM: Mapping[str, Any] = {"x-queue-type": "quorum", "x-overflow": "reject-publish"}
 FAILED_AT = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
-NO_FILTER = Selection()
+NO_FILTER = LetterSelection()
 
 
 @dataclass
@@ -84,11 +84,11 @@ class Letters:
         puts = (self.put(body=b"%0*d" % (size, number), message_id=f"id-{number}") for number in range(count))
         return await asyncio.gather(*puts)
 
-    async def read(self, selection: Selection = NO_FILTER) -> list[Letter]:
+    async def read(self, selection: LetterSelection = NO_FILTER) -> list[Letter]:
         letters, _ = await list_letters(self.broker, DEAD, selection)
         return letters
 
-    async def ids(self, selection: Selection = NO_FILTER) -> list[str | None]:
+    async def ids(self, selection: LetterSelection = NO_FILTER) -> list[str | None]:
         return [each.message_id for each in await self.read(selection)]
 
     async def consumed(self) -> list[AbstractIncomingMessage]:

@@ -13,8 +13,8 @@ from relay.consume import Consumer, Inbox, Permanent
 from relay.consume.classify import FailureReason
 from relay.errors import NotFoundError, PartlyDoneError, SchemaError
 from relay.operate.letters import work as letters_work
-from relay.operate.letters.audit import Entry, write_audit
-from relay.operate.letters.letter import Letter, Selection
+from relay.operate.letters.audit import AuditEntry, write_audit
+from relay.operate.letters.letter import Letter, LetterSelection
 from relay.operate.letters.work import MOST_REFUSED, Preview, queues_of
 from tests.consume.effects import QUEUE, Stumbling, Table, running
 from tests.dead_letters.changes import AUDIT, DISCARD, RETRY, Audit, change
@@ -74,7 +74,7 @@ async def test_each_letter_has_its_row_in_the_audit(letters: Letters, audit: Aud
     await letters.put(message_id="one")
     await letters.put(message_id="two", reason=FailureReason.UNHANDLED, event_type="Renamed")
 
-    await change(letters, RETRY, audit, Selection(message_ids=frozenset({"two"})))
+    await change(letters, RETRY, audit, LetterSelection(message_ids=frozenset({"two"})))
     await eventually(lambda: letters.has(1), "the other one is back")
     await change(letters, DISCARD, audit)
 
@@ -94,7 +94,7 @@ async def test_each_letter_has_its_row_in_the_audit(letters: Letters, audit: Aud
 async def test_a_dry_run_counts_and_changes_nothing(letters: Letters, audit: Audit) -> None:
     sent = await letters.put_all(3)
 
-    done = await Preview(letters.broker, RETRY, Selection(limit=2)).run()
+    done = await Preview(letters.broker, RETRY, LetterSelection(limit=2)).run()
 
     await eventually(lambda: letters.has(3), "all are back")
     assert (done.chosen, done.done) == (2, 2)
@@ -107,7 +107,7 @@ async def test_a_filter_leaves_the_others_in_their_order(letters: Letters, audit
     for number in range(6):
         await letters.put(number, message_id=str(number), key="ab"[number % 2])
 
-    done = await change(letters, RETRY, audit, Selection(aggregate_id="a", limit=2))
+    done = await change(letters, RETRY, audit, LetterSelection(aggregate_id="a", limit=2))
 
     assert done.done == 2
     assert [message.message_id for message in await letters.consumed()] == ["0", "2"]
@@ -127,7 +127,7 @@ async def test_many_letters_are_sent_in_their_order(letters: Letters, audit: Aud
 async def test_an_id_that_is_not_there_is_told(letters: Letters, audit: Audit) -> None:
     await letters.put(message_id="one")
 
-    done = await change(letters, DISCARD, audit, Selection(message_ids=frozenset({"one", "gone"})))
+    done = await change(letters, DISCARD, audit, LetterSelection(message_ids=frozenset({"one", "gone"})))
 
     assert (done.done, done.not_found) == (1, ["gone"])
     assert await letters.waiting() == 0
@@ -198,7 +198,7 @@ async def test_an_audit_that_fails_later_says_what_is_done(
     write = write_audit
 
     async def write_and_lose(
-        connection: psycopg.AsyncConnection[Any], schema: str, entry: Entry, done: Sequence[Letter]
+        connection: psycopg.AsyncConnection[Any], schema: str, entry: AuditEntry, done: Sequence[Letter]
     ) -> None:
         if len(audit.execute(AUDIT).fetchall()) == 2 and done:
             await connection.close()

@@ -3,7 +3,7 @@
 from relay.config.settings import DatabaseSettings
 from relay.jobs.job import read_job
 from relay.operate.failures import group_letters, with_retries
-from relay.operate.letters.letter import Selection
+from relay.operate.letters.letter import LetterSelection
 from relay.operate.letters.read import list_letters
 from relay.operate.letters.work import order_letters
 from relay.operate.session import session
@@ -34,7 +34,7 @@ async def test_a_group_chooses_its_letters_and_knows_its_retries(letters: Letter
     group = group_letters(found, DEAD)[0]
 
     with session(database) as connection:
-        job = order_letters(connection, "outbox", RETRY, Selection(group=group.id))
+        job = order_letters(connection, "outbox", RETRY, LetterSelection(group=group.id))
         done = await run_letters(database, letters.broker, job)
         (again,) = with_retries(connection, "outbox", [group])
         after = read_job(connection, "outbox", job.id)
@@ -46,6 +46,6 @@ async def test_a_group_chooses_its_letters_and_knows_its_retries(letters: Letter
 
 
 def test_a_selection_is_written_down_and_read_again() -> None:
-    selection = Selection(message_ids=frozenset({"a", "b"}), group="g", limit=3, reason="exhausted")
+    selection = LetterSelection(message_ids=frozenset({"a", "b"}), group="g", limit=3, reason="exhausted")
 
-    assert Selection.from_json(selection.as_json()) == selection
+    assert LetterSelection.from_json(selection.as_json()) == selection

@@ -16,7 +16,7 @@ from relay.config.settings import BrokerSettings
 from relay.consume.classify import FailureReason
 from relay.errors import AccessError, BusyError, NotFoundError
 from relay.operate.letters import queue as reading
-from relay.operate.letters.letter import Selection
+from relay.operate.letters.letter import LetterSelection
 from relay.operate.letters.read import list_letters, show_letter
 from tests.dead_letters.letters import DEAD, FAILED_AT, QUORUM, Letters
 from tests.support.eventually import eventually
@@ -43,7 +43,7 @@ async def test_fifty_looks_lose_nothing_and_change_no_order(
     for look in range(50):
         limit = None if look % 2 else 4  # all, or the first pages alone
         await eventually(lambda: letters.has(8), "all letters are back")
-        assert await letters.ids(Selection(limit=limit)) == sent[:limit]
+        assert await letters.ids(LetterSelection(limit=limit)) == sent[:limit]
 
     await eventually(lambda: letters.has(8), "all letters are back")
     left = await letters.taken()
@@ -90,20 +90,20 @@ async def test_what_the_broker_gave_up_tells_why_and_whence(letters: Letters) ->
 @pytest.mark.parametrize(
     ("selection", "expected"),
     [
-        (Selection(message_ids=frozenset({"two"})), ["two"]),
-        (Selection(type="Renamed"), ["three"]),
-        (Selection(aggregate_type="counter", aggregate_id="b"), ["two"]),
-        (Selection(reason="unhandled"), ["three"]),
-        (Selection(consumer="other"), ["two"]),
-        (Selection(exception="valueerror: NOT"), ["one"]),
-        (Selection(since=FAILED_AT + timedelta(hours=1)), ["two", "three"]),
-        (Selection(until=FAILED_AT + timedelta(hours=1)), ["one"]),
-        (Selection(since=FAILED_AT, limit=2), ["one", "two"]),
-        (Selection(aggregate_id="b", reason="unhandled"), []),
+        (LetterSelection(message_ids=frozenset({"two"})), ["two"]),
+        (LetterSelection(type="Renamed"), ["three"]),
+        (LetterSelection(aggregate_type="counter", aggregate_id="b"), ["two"]),
+        (LetterSelection(reason="unhandled"), ["three"]),
+        (LetterSelection(consumer="other"), ["two"]),
+        (LetterSelection(exception="valueerror: NOT"), ["one"]),
+        (LetterSelection(since=FAILED_AT + timedelta(hours=1)), ["two", "three"]),
+        (LetterSelection(until=FAILED_AT + timedelta(hours=1)), ["one"]),
+        (LetterSelection(since=FAILED_AT, limit=2), ["one", "two"]),
+        (LetterSelection(aggregate_id="b", reason="unhandled"), []),
     ],
 )
 async def test_filters_name_the_letters_that_match_them_all(
-    selection: Selection, expected: list[str], letters: Letters
+    selection: LetterSelection, expected: list[str], letters: Letters
 ) -> None:
     later = FAILED_AT + timedelta(hours=1)
     await letters.put(message_id="one", exception="ValueError")
@@ -117,7 +117,7 @@ async def test_filters_name_the_letters_that_match_them_all(
 
 async def test_a_queue_that_is_not_there_is_named(broker: BrokerSettings) -> None:
     with pytest.raises(NotFoundError, match=r"queue 'other\.dead' does not exist: check its name, and the virtual"):
-        await list_letters(broker, "other.dead", Selection())
+        await list_letters(broker, "other.dead", LetterSelection())
 
 
 async def test_a_user_who_may_not_read_is_told_what_he_needs(letters: Letters, rabbitmq: RabbitServer) -> None:
@@ -186,7 +186,7 @@ async def test_letters_that_cannot_be_put_in_anew_stay(
     reads = []
     for _ in range(reading.MOST_RETURNS + 2):
         await eventually(lambda: letters.has(4), "they are back")
-        reads.append(await list_letters(letters.broker, DEAD, Selection()))
+        reads.append(await list_letters(letters.broker, DEAD, LetterSelection()))
 
     assert [[each.message_id for each in found] for found, _ in reads] == [sent] * len(reads)
     assert [read.warning for _, read in reads[:3]] == [None] * 3

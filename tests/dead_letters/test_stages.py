@@ -10,8 +10,8 @@ from relay.config.settings import DatabaseSettings
 from relay.jobs.job import Caution, Job, read_job, resume_job
 from relay.jobs.runner import Run
 from relay.operate.letters import trial
-from relay.operate.letters.letter import Selection
-from relay.operate.letters.work import Done, order_letters
+from relay.operate.letters.letter import LetterSelection
+from relay.operate.letters.work import LettersDone, order_letters
 from relay.operate.session import session
 from tests.dead_letters.changes import RETRY, Audit, run_letters
 from tests.dead_letters.letters import DEAD, FAILED_AT, Letters
@@ -19,7 +19,7 @@ from tests.dead_letters.tried import consuming
 from tests.support.bulk import settings_of
 from tests.support.eventually import eventually
 
-EVERYTHING = Selection()
+EVERYTHING = LetterSelection()
 
 
 class Stopped:
@@ -47,7 +47,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "LOOK_INTERVAL", 0.05)
 
 
-async def retried(connection: psycopg.Connection, letters: Letters, caution: Caution) -> tuple[Done, Job]:
+async def retried(connection: psycopg.Connection, letters: Letters, caution: Caution) -> tuple[LettersDone, Job]:
     job = order_letters(connection, "outbox", RETRY, EVERYTHING, caution=caution)
     done = await run_letters(settings_of(connection).database, letters.broker, job)
     return done, read_job(connection, "outbox", job.id)
@@ -171,7 +171,7 @@ async def test_a_job_that_is_stopped_in_a_stage_sends_each_letter_once(
 
     async with consuming(letters, audit, does=stopped.stop) as tried:
         with session(database) as connection:
-            chosen = Selection(message_ids=frozenset(sent))
+            chosen = LetterSelection(message_ids=frozenset(sent))
             job = order_letters(connection, "outbox", RETRY, chosen, caution=Caution(stages=(1, 3)))
             await run_letters(settings_of(connection).database, letters.broker, job, begun=stopped.begun)
             first = read_job(connection, "outbox", job.id)

@@ -7,11 +7,11 @@ import pamqp.frame
 
 from relay.config.settings import Route
 from relay.engine.send.frames import Encoder
-from relay.engine.send.message import Identity
+from relay.engine.send.message import MessageIdentity
 from relay.engine.send.routes import Router
 
-IDENTITY = Identity(b"outbox-relay", 1 << 20)
-Make = Callable[[int, int, Router, Identity], Encoder]
+IDENTITY = MessageIdentity(b"outbox-relay", 1 << 20)
+Make = Callable[[int, int, Router, MessageIdentity], Encoder]
 
 
 def encoder(make: Make, *routes: Route, frame_max: int = 4096) -> Encoder:

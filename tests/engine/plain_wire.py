@@ -20,7 +20,7 @@ from relay.engine.send.message import (
     ENCODING_ERRORS,
     PERSISTENT,
     WRITER,
-    Identity,
+    MessageIdentity,
     check_header_frame,
     check_row,
     content_type,
@@ -42,7 +42,7 @@ class PlainWire:
         self,
         channel: AbstractChannel,
         router: Router,
-        identity: Identity,
+        identity: MessageIdentity,
         settle: Settle,
         *,
         clock: Callable[[], float] | None = None,
@@ -153,7 +153,7 @@ class PlainWire:
         return self._started.pop(task)
 
 
-def properties(row: Row, identity: Identity, *, redelivered: bool) -> Basic.Properties:
+def properties(row: Row, identity: MessageIdentity, *, redelivered: bool) -> Basic.Properties:
     """Return the properties of a row's message, in the library's type."""
     headers: dict[str, Any] = {"x-aggregate-type": row.aggregate_type.decode()}
     if row.aggregate_id is not None:

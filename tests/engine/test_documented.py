@@ -14,7 +14,7 @@ from relay.consume.failed.envelope import FOLDED, OF_FAILURES, ORIGINAL_EXCHANGE
 from relay.consume.failed.queues import retry_queue_name
 from relay.consume.message import VERSION
 from relay.engine.send.codec import Encoder
-from relay.engine.send.message import LINK, OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, Identity
+from relay.engine.send.message import LINK, OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, MessageIdentity
 from relay.engine.send.routes import Router
 from relay.servers.rabbitmq.content_header import RAW_HEADER, RAW_METHOD, UNDECODABLE
 from tests.consume.effects import running
@@ -97,7 +97,7 @@ async def test_the_documented_properties_and_headers_are_those_of_a_message(
 def test_the_documented_types_are_those_of_the_frames() -> None:
     row = ROW._replace(traceparent=TRACE["traceparent"].encode(), tracestate=TRACE["tracestate"].encode())
     row = row._replace(written_as=b"billing")
-    encoder = Encoder(1, 4096, Router((), "outbox"), Identity(b"relay", 1 << 20))
+    encoder = Encoder(1, 4096, Router((), "outbox"), MessageIdentity(b"relay", 1 << 20))
     frames = encoder.encode([row], {row.id}).frames
 
     types = {name: cells[0].strip("`").encode() for name, cells in items("### Headers").items()}

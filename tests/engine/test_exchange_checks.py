@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from relay.config.settings import BrokerSettings, KeyPolicy, Ordering
 from relay.engine.row import Address
 from relay.engine.send import exchange_checks, probe
-from relay.engine.send.broker_link import BrokerLink, Verdict
+from relay.engine.send.broker_link import BrokerLink, LinkVerdict
 from relay.engine.send.probe import Prober
 from relay.engine.send.routes import Router
 from relay.servers.rabbitmq.connection import connect
@@ -24,12 +24,12 @@ Ask = Callable[..., Awaitable[str]]
 
 
 @pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[LinkVerdict]:
     """How each channel that all rows share has ended."""
-    verdicts: list[Verdict] = []
+    verdicts: list[LinkVerdict] = []
     publish = BrokerLink._publish
 
-    async def note(*args: object) -> Verdict:
+    async def note(*args: object) -> LinkVerdict:
         verdict = await publish(*args)  # type: ignore[arg-type]
         verdicts.append(verdict)
         return verdict
@@ -43,7 +43,12 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
     [(Ordering.KEY, KeyPolicy.HOLD), (Ordering.PIPELINED, KeyPolicy.HOLD), (Ordering.PIPELINED, KeyPolicy.SKIP)],
 )
 async def test_many_missing_exchanges_close_the_shared_channel_once(
-    outbox: Outbox, queue: Reader, run_node: RunNode, closed: list[Verdict], ordering: Ordering, key_policy: KeyPolicy
+    outbox: Outbox,
+    queue: Reader,
+    run_node: RunNode,
+    closed: list[LinkVerdict],
+    ordering: Ordering,
+    key_policy: KeyPolicy,
 ) -> None:
     """Each of them closed it: with a hundred of them one good row arrived 85 times."""
     odd, fine = [], []
@@ -56,7 +61,7 @@ async def test_many_missing_exchanges_close_the_shared_channel_once(
         await eventually(outbox.is_empty, "nothing pending")
         await eventually(lambda: outbox.are_aside(odd, "no exchange"), "they wait for their exchanges")
         assert node.snapshot().broker_losses == {}
-        assert closed == [Verdict.CLOSED]
+        assert closed == [LinkVerdict.CLOSED]
 
     arrived = Counter(int(str(message.headers["x-outbox-id"])) for message in await queue.everything())
     assert set(arrived) == set(fine)
@@ -88,7 +93,7 @@ async def test_what_is_forbidden_closes_it_once(
     run_node: RunNode,
     rabbitmq: RabbitServer,
     broker_url: str,
-    closed: list[Verdict],
+    closed: list[LinkVerdict],
 ) -> None:
     odd, fine = [], []
     async with outbox.connection.transaction():
@@ -101,7 +106,7 @@ async def test_what_is_forbidden_closes_it_once(
     async with run_node():
         await eventually(outbox.is_empty, "nothing pending")
         await eventually(lambda: outbox.are_aside(odd, reason), "they wait aside")
-        assert closed == [Verdict.CLOSED]
+        assert closed == [LinkVerdict.CLOSED]
 
     assert set(await outbox.ids("sent")) == set(fine)
 
@@ -122,7 +127,7 @@ async def test_a_row_without_a_valid_address_keeps_no_other_from_the_answer(
 
 
 async def test_after_a_while_the_relay_asks_for_none(
-    outbox: Outbox, queue: Reader, run_node: RunNode, closed: list[Verdict], monkeypatch: pytest.MonkeyPatch
+    outbox: Outbox, queue: Reader, run_node: RunNode, closed: list[LinkVerdict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_node():
         await outbox.insert("odd-1", exchange="missing-1")
@@ -135,11 +140,11 @@ async def test_after_a_while_the_relay_asks_for_none(
             await outbox.insert(f"odd-{n}", exchange=f"missing-{n}")
             await eventually(outbox.is_empty, "set aside")
 
-    assert closed == [Verdict.CLOSED] * 2  # by the first and by the second
+    assert closed == [LinkVerdict.CLOSED] * 2  # by the first and by the second
 
 
 async def test_an_exchange_that_is_deleted_meanwhile_closes_it_once_more(
-    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, closed: list[Verdict]
+    outbox: Outbox, channel: AbstractChannel, queue: Reader, run_node: RunNode, closed: list[LinkVerdict]
 ) -> None:
     other = await channel.declare_exchange("other", aio_pika.ExchangeType.FANOUT)
     await queue.queue.bind(other)
@@ -152,7 +157,7 @@ async def test_an_exchange_that_is_deleted_meanwhile_closes_it_once_more(
         late = [await outbox.insert(f"late-{n}", exchange="other") for n in range(2)]
         await eventually(outbox.is_empty, "set aside")
         await eventually(lambda: outbox.are_aside([odd, *late], "no exchange"), "they wait aside")
-        assert closed == [Verdict.CLOSED] * 2
+        assert closed == [LinkVerdict.CLOSED] * 2
 
 
 def vhost_and_user(broker_url: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from relay.engine.session.session import LaneSession, array_text
 from relay.engine.settle.parking import FIND_PARKED
 from relay.engine.settle.quarantine_table import SET_ASIDE_BEHIND
 from relay.operate.holders import HeldUp, held_up
-from relay.operate.parked.read import Selection, first_parked
+from relay.operate.parked.read import ParkedSelection, first_parked
 from relay.operate.status import read_status
 from tests.doctor.findings import OK, WARNING, look
 from tests.engine.conftest import Outbox, Reader, RunNode
@@ -115,7 +115,7 @@ async def test_who_holds_up_whose_rows_is_named(
     with psycopg.connect(database_url, autocommit=True) as connection:
         found = held_up(connection, "outbox")
         reasons = read_status(connection, "outbox").reasons
-        parked = first_parked(connection, "outbox", Selection(limit=10), with_held=True)
+        parked = first_parked(connection, "outbox", ParkedSelection(limit=10), with_held=True)
     (finding,) = await asyncio.to_thread(look, settings, "database.writers")
 
     words = f"role {attacker.role} holds up 2 rows of role {victim.role}, by {state} rows of their keys"
@@ -244,7 +244,9 @@ async def test_a_released_row_waits_behind_no_row_of_another_role(
     async with run_node(**ROLE):
         await eventually(lambda: is_away(outbox, [mine, *theirs]), "all are put away")
         await outbox.mend(theirs[0])
-        done = await operate(database_url, lambda connection: retry(connection, "outbox", Selection(ids=theirs[:1])))
+        done = await operate(
+            database_url, lambda connection: retry(connection, "outbox", ParkedSelection(ids=theirs[:1]))
+        )
         assert await queue.ids(3) == theirs
         await eventually(lambda: all_sent(outbox, theirs), "marked")
 
@@ -264,11 +266,11 @@ async def test_with_one_key_for_all_a_released_row_waits_behind_the_other_role_s
     await outbox.mend(theirs[0])
 
     async with run_node():
-        await operate(database_url, lambda connection: retry(connection, "outbox", Selection(ids=theirs[:1])))
+        await operate(database_url, lambda connection: retry(connection, "outbox", ParkedSelection(ids=theirs[:1])))
         await eventually(outbox.is_empty, "nothing pending")
         behind = [await outbox.column("held_behind", id_) for id_ in theirs]
         await outbox.mend(mine)
-        await operate(database_url, lambda connection: retry(connection, "outbox", Selection(ids=[mine])))
+        await operate(database_url, lambda connection: retry(connection, "outbox", ParkedSelection(ids=[mine])))
         assert await queue.ids(3) == [mine, *theirs]
 
     assert behind == [mine, mine]

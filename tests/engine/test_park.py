@@ -16,7 +16,7 @@ from relay.engine.session.session import LaneSession
 from relay.engine.settle.mark import Marker
 from relay.engine.settle.parking import Parking
 from relay.engine.settle.quarantine_table import QuarantineTable
-from relay.operate.parked.read import Selection
+from relay.operate.parked.read import ParkedSelection
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import IN_ORDER, unhurried
 from tests.engine.rows import ROW
@@ -225,11 +225,11 @@ async def test_a_retried_key_follows_in_order(
         await eventually(outbox.is_empty, "parked")
         await outbox.mend(head)
         if running:
-            await operate(database_url, lambda c: retry(c, "outbox", Selection(ids=[head])))
+            await operate(database_url, lambda c: retry(c, "outbox", ParkedSelection(ids=[head])))
             followers.append(await outbox.insert("1"))
             await eventually(outbox.is_empty, "sent")
     if not running:
-        await operate(database_url, lambda c: retry(c, "outbox", Selection(ids=[head])))
+        await operate(database_url, lambda c: retry(c, "outbox", ParkedSelection(ids=[head])))
         followers.append(await outbox.insert("1"))
         async with run_node(max_attempts=1):
             await eventually(outbox.is_empty, "sent")
@@ -246,7 +246,9 @@ async def test_a_discarded_row_lets_its_followers_go(
 
     async with run_node(max_attempts=1):
         await eventually(outbox.is_empty, "parked")
-        await operate(database_url, lambda c: discard(c, "outbox", Selection(ids=[head]), by="ada", why="obsolete"))
+        await operate(
+            database_url, lambda c: discard(c, "outbox", ParkedSelection(ids=[head]), by="ada", why="obsolete")
+        )
         assert await queue.ids(5) == followers
 
     assert await outbox.ids("discarded") == [head]
@@ -260,7 +262,7 @@ async def test_no_follower_is_left_behind_when_rows_come_while_an_operator_retri
     async with run_node(max_attempts=1):
         await eventually(outbox.is_empty, "parked")
         await outbox.mend(head)
-        retrying = asyncio.create_task(operate(database_url, lambda c: retry(c, "outbox", Selection(ids=[head]))))
+        retrying = asyncio.create_task(operate(database_url, lambda c: retry(c, "outbox", ParkedSelection(ids=[head]))))
         for _ in range(60):
             expected.append(await outbox.insert("1"))
             await asyncio.sleep(0)
@@ -290,7 +292,7 @@ async def test_a_row_that_was_read_before_its_key_was_released_waits_for_those_b
             ids.append(await outbox.insert("1"))
             await later_is_read.wait()
             await outbox.mend(head)
-            await operate(database_url, lambda c: retry(c, "outbox", Selection(ids=[head])))
+            await operate(database_url, lambda c: retry(c, "outbox", ParkedSelection(ids=[head])))
             await park_behind(parking, rows)
             key_is_released.set()
         else:

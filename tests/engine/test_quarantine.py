@@ -19,7 +19,7 @@ from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession
 from relay.engine.settle import quarantine_table
 from relay.engine.settle.quarantine import PROBES_AT_A_TIME, Quarantine
-from relay.engine.settle.quarantine_table import SET_ASIDE_BEHIND, Entry, QuarantineTable
+from relay.engine.settle.quarantine_table import SET_ASIDE_BEHIND, QuarantineEntry, QuarantineTable
 from relay.jobs.job import Job
 from relay.operate.messages.whereabouts import whereabouts
 from relay.operate.routes.quarantine import Changed, list_routes, probe, reroute
@@ -89,7 +89,7 @@ async def test_many_rows_of_a_route_are_set_aside_in_pieces(
     moved: list[int] = []
     set_aside = QuarantineTable.set_aside
 
-    async def note(table: QuarantineTable, rows: Collection[Row], *more: Any) -> dict[Address, Entry]:
+    async def note(table: QuarantineTable, rows: Collection[Row], *more: Any) -> dict[Address, QuarantineEntry]:
         moved.append(len(rows))
         return await set_aside(table, rows, *more)
 
@@ -395,7 +395,7 @@ async def test_many_routes_are_set_aside_in_few_statements(
     statements = 0
     set_aside = QuarantineTable.set_aside
 
-    async def count(table: QuarantineTable, *given: Any) -> dict[Address, Entry]:
+    async def count(table: QuarantineTable, *given: Any) -> dict[Address, QuarantineEntry]:
         nonlocal statements
         statements += 1
         return await set_aside(table, *given)

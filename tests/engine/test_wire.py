@@ -14,7 +14,7 @@ from pamqp.common import FieldTable
 from relay.engine.row import Outcome, Row, Settled
 from relay.engine.send import codec, frames
 from relay.engine.send.frames import FrameWire
-from relay.engine.send.message import Identity
+from relay.engine.send.message import MessageIdentity
 from relay.engine.send.routes import Router
 from relay.engine.send.wire import Settle, Wire
 from tests.engine.conftest import Reader
@@ -23,7 +23,7 @@ from tests.engine.rows import ROW
 from tests.support.eventually import eventually
 from tests.support.proxy import Act, FaultProxy, Way
 
-IDENTITY = Identity(b"outbox-relay", 4096)
+IDENTITY = MessageIdentity(b"outbox-relay", 4096)
 ROUTER = Router((), "outbox")
 
 

@@ -10,13 +10,13 @@ from relay.config.settings import Settings
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, read_job
 from relay.jobs.work import Work
 from relay.operate.bulk import work_of
-from relay.operate.letters.letter import Selection as LetterSelection
+from relay.operate.letters.letter import LetterSelection
 from relay.operate.letters.work import order_letters
-from relay.operate.parked.read import Selection
+from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
 from relay.operate.routes.quarantine import list_routes
 from relay.operate.routes.work import order_discard
-from relay.operate.sent.selection import Selection as SentSelection
+from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.work import order_replay
 from tests.dead_letters.changes import RETRY
 from tests.dead_letters.letters import Letters
@@ -72,7 +72,7 @@ class ParkedBench(RowsBench):
     async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION) -> Job:
         for number in range(ROWS):
             self._rows.parked(str(number))
-        return order_rows(connection, "outbox", Kind.RETRY, Selection(), by="ada", why="a test", caution=caution)
+        return order_rows(connection, "outbox", Kind.RETRY, ParkedSelection(), by="ada", why="a test", caution=caution)
 
 
 class RouteBench(RowsBench):

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from relay.errors import BusyError, OutboxError
-from relay.jobs.job import Caution, Job, State, cancel_job, pause_job, read_job, resume_job
+from relay.jobs.job import Caution, Job, JobState, cancel_job, pause_job, read_job, resume_job
 from relay.jobs.runner import Run, Show
 from tests.jobs.benches import ROWS, Bench
 from tests.jobs.points import Killed, Points, What
@@ -23,8 +23,8 @@ def run_of(bench: Bench, job: Job, *, show: Show = lambda _: None) -> Run:
 async def ended(bench: Bench, connection: psycopg.Connection, job: Job) -> Job:
     """Run a job to its end, and see that it has done everything."""
     done = await run_of(bench, job).run()
-    assert (done.state, done.selected, done.done, done.failed) == (State.DONE, ROWS, ROWS, 0)
-    assert read_job(connection, "outbox", job.id).state is State.DONE
+    assert (done.state, done.selected, done.done, done.failed) == (JobState.DONE, ROWS, ROWS, 0)
+    assert read_job(connection, "outbox", job.id).state is JobState.DONE
     await bench.check(connection, done)
     return done
 
@@ -51,14 +51,14 @@ async def test_a_paused_job_does_no_more_and_goes_on(bench: Bench, connection: p
 
     def pause(_: Job) -> None:
         now = read_job(connection, "outbox", job.id)
-        if now.done and now.state is State.RUNNING:
+        if now.done and now.state is JobState.RUNNING:
             pause_job(connection, "outbox", job.id, by="bob", why="lunch")
 
     paused = await run_of(bench, job, show=pause).run()
     saved = read_job(connection, "outbox", job.id)
     resume_job(connection, "outbox", job.id, by="bob")
 
-    assert (paused.state, paused.paused_because) == (State.PAUSED, "paused by bob: lunch")
+    assert (paused.state, paused.paused_because) == (JobState.PAUSED, "paused by bob: lunch")
     assert 0 < saved.done < ROWS
     assert paused.done == saved.done
     await ended(bench, connection, job)
@@ -69,14 +69,14 @@ async def test_a_cancelled_job_does_no_more(bench: Bench, connection: psycopg.Co
 
     def cancel(_: Job) -> None:
         now = read_job(connection, "outbox", job.id)
-        if now.done and now.state is State.RUNNING:
+        if now.done and now.state is JobState.RUNNING:
             cancel_job(connection, "outbox", job.id, by="bob", why="the wrong ones")
 
     cancelled = await run_of(bench, job, show=cancel).run()
 
-    assert cancelled.state is State.CANCELLED
+    assert cancelled.state is JobState.CANCELLED
     assert cancelled.done < ROWS
-    assert (await run_of(bench, job).run()).state is State.CANCELLED
+    assert (await run_of(bench, job).run()).state is JobState.CANCELLED
     assert read_job(connection, "outbox", job.id).done == cancelled.done
 
 
@@ -87,9 +87,9 @@ async def test_a_job_that_is_told_to_stop_saves_and_goes_on(bench: Bench, connec
     stopped = await run.run()
     saved = read_job(connection, "outbox", job.id)
 
-    assert stopped.state is State.INTERRUPTED
+    assert stopped.state is JobState.INTERRUPTED
     assert 0 < stopped.done < ROWS
-    assert (saved.state, saved.done, saved.position) == (State.INTERRUPTED, stopped.done, stopped.position)
+    assert (saved.state, saved.done, saved.position) == (JobState.INTERRUPTED, stopped.done, stopped.position)
     await bench.check(connection, saved)
     await ended(bench, connection, job)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import OutboxError
-from relay.jobs.job import Caution, Job, Kind, Order, Source, State, make_job, read_job, resume_job
+from relay.jobs.job import Caution, Job, JobState, Kind, Order, Source, make_job, read_job, resume_job
 from relay.jobs.runner import Run
 from relay.operate.session import session
 from tests.jobs.points import Killed, Points, What
@@ -55,7 +55,7 @@ def check(connection: psycopg.Connection, job: Job) -> None:
     assert more == 0
     assert saved.done == once
     assert saved.position == (last or 0)
-    if saved.state is State.DONE:
+    if saved.state is JobState.DONE:
         assert once == ROWS
 
 
@@ -76,13 +76,13 @@ async def test_each_row_is_counted_once_whatever_happens(
             if read_job(connection, "outbox", job.id).is_over:
                 break
             if points.has_turned:
-                assert read_job(connection, "outbox", job.id).state is State.PAUSED
+                assert read_job(connection, "outbox", job.id).state is JobState.PAUSED
                 assert read_job(connection, "outbox", job.id).done == at_the_turn
             resume_job(connection, "outbox", job.id, by="ada")  # each run gets the job as it was ordered
         ended = await run(database, job)
         check(connection, job)
 
-    assert (ended.state, ended.done) == (State.DONE, ROWS)
+    assert (ended.state, ended.done) == (JobState.DONE, ROWS)
     assert ended.failed == sum(number % 2 for number in range(1, min(ROWS, max(stages, default=0)) + 1))
     assert ended.stage == sum(each <= ROWS for each in stages) or stages == (20,)
 
@@ -98,7 +98,7 @@ async def test_a_cancelled_job_changes_nothing_more(database: DatabaseSettings, 
                 ended = await run(database, job)
             await points.settled()
             check(connection, job)
-            assert ended.state is (State.CANCELLED if points.has_turned else State.DONE)
+            assert ended.state is (JobState.CANCELLED if points.has_turned else JobState.DONE)
             turned += points.has_turned
     assert turned > 5
 

@@ -10,8 +10,8 @@ from random import Random
 import psycopg
 import pytest
 
-from relay.jobs.job import Job, Kind, State, list_jobs, read_job
-from relay.operate.parked.read import Selection
+from relay.jobs.job import Job, JobState, Kind, list_jobs, read_job
+from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
 from relay.operate.routes.quarantine import list_routes
 from relay.operate.routes.work import order_discard
@@ -67,7 +67,7 @@ async def test_a_command_over_rows_that_is_told_to_stop_says_how_to_go_on(
     assert stopped.code == 130
     assert f"retried {job.done} row" in stopped.said
     assert "`relay jobs resume 1` goes on" in stopped.said
-    assert (job.state, 0 < job.done < 100) == (State.INTERRUPTED, True)
+    assert (job.state, 0 < job.done < 100) == (JobState.INTERRUPTED, True)
     assert rows.connection.execute(AUDIT, ["parked retry"]).fetchone() == (job.done, job.done, 1)
 
 
@@ -80,7 +80,7 @@ async def test_a_killed_job_is_resumed_and_each_row_is_done_once(
     """A job over 4,000 keys is killed eight times: resumed, its counts are exact, and its audit is complete."""
     rows.connection.execute(PARK, [KEYS])
     rows.connection.execute(HOLD, [HELD])
-    job = order_rows(connection, "outbox", kind, Selection(), by="ada", why="drill")
+    job = order_rows(connection, "outbox", kind, ParkedSelection(), by="ada", why="drill")
 
     last = await killed_and_ended(job, rows, connection, relay=relay)
 

@@ -3,7 +3,7 @@
 from relay.config.settings import DatabaseSettings
 from relay.jobs.job import Job
 from relay.jobs.pace import FULL, Pace
-from relay.jobs.work import Did, Ended, Outcome, Save, Step, Waits, stage_of
+from relay.jobs.work import Did, Ended, Save, StageOutcome, Step, Waits, stage_of
 from relay.operate.session import SessionWork
 
 MAKE = "CREATE TABLE public.number (id bigint PRIMARY KEY, times integer NOT NULL DEFAULT 0)"
@@ -36,7 +36,7 @@ class ToyWork(SessionWork):
             await save(connection, did)
         return did
 
-    async def outcome(self, save: Save) -> Outcome | Waits:
+    async def outcome(self, save: Save) -> StageOutcome | Waits:
         self._has_waited = not self._has_waited
         if self._has_waited:
             return Waits(0.001)
@@ -46,6 +46,6 @@ class ToyWork(SessionWork):
         found = await (await connection.execute(FAILING, [stage.begin, job.position])).fetchone()
         assert found is not None
         rows, (failing,) = job.done - stage.begin, found
-        outcome = Outcome(rows=rows, failing=failing, failed=failing, words=f"{failing} of {rows} numbers are odd")
+        outcome = StageOutcome(rows=rows, failing=failing, failed=failing, words=f"{failing} of {rows} numbers are odd")
         await save(connection, outcome)
         return outcome

@@ -10,9 +10,9 @@ import psycopg
 from relay.config.settings import DatabaseSettings
 from relay.operate.reconcile.inbox import FLAG, InboxReader
 from relay.operate.reconcile.interval import Interval
-from relay.operate.reconcile.report import Report
+from relay.operate.reconcile.report import ReconcileReport
 from relay.operate.reconcile.run import Question, Show, reconcile
-from relay.operate.sent.selection import Selection, now
+from relay.operate.sent.selection import SentSelection, now
 from relay.operate.session import session
 from tests.operate.rows import Rows
 from tests.support.days import make_days
@@ -79,10 +79,10 @@ class Ends:
         since: timedelta = 3 * HOUR,
         until: timedelta = timedelta(0),
         grace: timedelta = MINUTE,
-        selection: Selection | None = None,
+        selection: SentSelection | None = None,
         show: Show = lambda *_: None,
         **more: Any,
-    ) -> Report:
+    ) -> ReconcileReport:
         """Compare what was sent between two moments before now."""
         outbox, inbox = self._databases
         with (
@@ -91,7 +91,7 @@ class Ends:
         ):
             moment: datetime = now(connection)
             interval = Interval(moment - since, moment - until, moment, grace)
-            question = Question(interval=interval, selection=selection or Selection(), **more)
+            question = Question(interval=interval, selection=selection or SentSelection(), **more)
             return reconcile(connection, "outbox", opened, question, show=show)
 
     def close(self) -> None:
@@ -99,6 +99,6 @@ class Ends:
         self.inbox.close()
 
 
-def figures(report: Report) -> dict[str, tuple[int, int, int, int]]:
+def figures(report: ReconcileReport) -> dict[str, tuple[int, int, int, int]]:
     """Return expected, applied, missing and lost of each consumer."""
     return {each.consumer: (each.expected, each.applied, each.missing, each.lost) for each in report.consumers}

@@ -8,7 +8,7 @@ import pytest
 from relay.errors import NotFoundError
 from relay.jobs.job import Kind
 from relay.operate.failures import PARKED, Group, list_groups, list_held_groups, list_parked_groups, read_group
-from relay.operate.parked.read import ARCHIVED, Selection, composed, list_parked
+from relay.operate.parked.read import ARCHIVED, ParkedSelection, composed, list_parked
 from relay.operate.parked.work import READ_HEADS
 from relay.operate.routes.quarantine import routes_of_group
 from tests.operate.rows import Rows
@@ -90,7 +90,7 @@ def test_a_group_knows_how_often_it_was_retried(rows: Rows, connection: psycopg.
     (group,) = list_groups(connection, "outbox")
 
     for _ in range(3):
-        change_rows(connection, Kind.RETRY, Selection(group=group.id))
+        change_rows(connection, Kind.RETRY, ParkedSelection(group=group.id))
         rows.connection.execute(
             "UPDATE outbox.message SET state = 'parked', parked_at = now(), last_error = 'returned: no queue is bound'"
             " WHERE id = %s",
@@ -106,7 +106,7 @@ def test_a_group_chooses_its_rows(kind: Kind, rows: Rows, connection: psycopg.Co
     groups = list_groups(connection, "outbox")
     (group,) = [each for each in groups if each.event_type == "InvoiceIssued"]
 
-    done = change_rows(connection, kind, Selection(group=group.id), by="ada", why="test")
+    done = change_rows(connection, kind, ParkedSelection(group=group.id), by="ada", why="test")
 
     state = {Kind.RETRY: "pending", Kind.DISCARD: "discarded", Kind.ARCHIVE: "archived"}[kind]
     assert done.chosen == 1
@@ -117,10 +117,12 @@ def test_archived_rows_are_chosen_by_the_group_that_they_had(rows: Rows, connect
     chosen = rows.parked("a")
     (group,) = list_groups(connection, "outbox")
     other = rows.parked("b", event_type="Paid")
-    change_rows(connection, Kind.ARCHIVE, Selection(), by="ada", why="later")
+    change_rows(connection, Kind.ARCHIVE, ParkedSelection(), by="ada", why="later")
 
-    listed, _ = list_parked(connection, "outbox", Selection(group=group.id, limit=9), with_held=False, state=ARCHIVED)
-    change_rows(connection, Kind.RESTORE, Selection(group=group.id))
+    listed, _ = list_parked(
+        connection, "outbox", ParkedSelection(group=group.id, limit=9), with_held=False, state=ARCHIVED
+    )
+    change_rows(connection, Kind.RESTORE, ParkedSelection(group=group.id))
 
     assert [row.id for row in listed] == [chosen]
     assert rows.states() == {chosen: ("parked", None), other: ("archived", None)}
@@ -172,7 +174,7 @@ def test_many_rows_are_grouped_without_reading_one_and_chosen_by_an_index(
 
     grouped = explain(connection, PARKED.format(schema=psycopg.sql.Identifier("outbox")))
     values = {
-        **dict.fromkeys(Selection.__dataclass_fields__),
+        **dict.fromkeys(ParkedSelection.__dataclass_fields__),
         "group": groups[1].id,
         "after": 0,
         "until": "infinity",

@@ -19,13 +19,13 @@ from relay.jobs.job import (
     resume_job,
 )
 from relay.operate.parked import work as parked
-from relay.operate.parked.read import Selection
+from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
 from tests.operate.rows import Rows
 from tests.support.bulk import change_rows, run_rows
 from tests.support.process import wait_for
 
-EVERYTHING = Selection()
+EVERYTHING = ParkedSelection()
 AUDIT = """
     SELECT target::bigint, command, done_by, why, job FROM outbox.operator_audit
     WHERE command LIKE 'parked %' ORDER BY id
@@ -56,7 +56,7 @@ def test_a_job_tells_who_when_why_what_and_how_far(rows: Rows, connection: psyco
         rows.parked(key)
     rows.parked("a", behind=1)
 
-    done = change_rows(connection, Kind.RETRY, Selection(event_type="InvoiceIssued"), by="ada", why="mended")
+    done = change_rows(connection, Kind.RETRY, ParkedSelection(event_type="InvoiceIssued"), by="ada", why="mended")
 
     (job,) = list_jobs(connection, "outbox", limit=9)
     assert (job.id, job.kind, job.source, job.state) == (done.job, Kind.RETRY, "parked", "done")
@@ -82,7 +82,7 @@ def test_what_is_archived_comes_back_as_it_was(rows: Rows, connection: psycopg.C
 
     archived = change_rows(connection, Kind.ARCHIVE, EVERYTHING, by="ada", why="later")
     meanwhile = rows.states()
-    restored = change_rows(connection, Kind.RESTORE, Selection(ids=[head, follower]))
+    restored = change_rows(connection, Kind.RESTORE, ParkedSelection(ids=[head, follower]))
 
     assert (archived.chosen, archived.released) == (1, 1)
     assert meanwhile == {head: ("archived", None), follower: PENDING}
@@ -113,7 +113,7 @@ def test_a_resumed_job_keeps_its_limit_and_leaves_what_was_parked_later(
     rows: Rows, connection: psycopg.Connection
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(4)]
-    job = order_rows(connection, "outbox", Kind.RETRY, Selection(limit=3))
+    job = order_rows(connection, "outbox", Kind.RETRY, ParkedSelection(limit=3))
     run_rows(connection, job, show=at(2, lambda: pause_job(connection, "outbox", job.id, by="ada", why=None)))
     later = rows.parked("later")
 

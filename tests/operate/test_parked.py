@@ -8,12 +8,12 @@ from psycopg.types.json import Jsonb
 
 from relay.errors import NotFoundError
 from relay.operate.messages.whereabouts import WhyMissing
-from relay.operate.parked.read import Selection, list_parked, show_parked
-from relay.operate.parked.work import Done
+from relay.operate.parked.read import ParkedSelection, list_parked, show_parked
+from relay.operate.parked.work import ParkedDone
 from tests.operate.rows import Rows
 from tests.support.bulk import preview, retry
 
-EVERYTHING = Selection()
+EVERYTHING = ParkedSelection()
 PENDING = ("pending", None)
 
 
@@ -21,15 +21,15 @@ def test_a_row_whose_head_has_gone_can_be_chosen_itself(rows: Rows, connection: 
     orphan = rows.parked(behind=10_000)
 
     assert [row.id for row in list_parked(connection, "outbox", EVERYTHING.at_most(9), with_held=False)[0]] == [orphan]
-    assert retry(connection, "outbox", Selection(ids=[orphan])).chosen == 1
+    assert retry(connection, "outbox", ParkedSelection(ids=[orphan])).chosen == 1
 
 
 def test_a_held_row_is_not_chosen_by_name_nor_by_filter(rows: Rows, connection: psycopg.Connection) -> None:
     head = rows.parked(event_type="A")
     follower = rows.parked(behind=head, event_type="B")
 
-    by_name = retry(connection, "outbox", Selection(ids=[follower, 10_000]))
-    by_filter = retry(connection, "outbox", Selection(event_type="B"))
+    by_name = retry(connection, "outbox", ParkedSelection(ids=[follower, 10_000]))
+    by_filter = retry(connection, "outbox", ParkedSelection(event_type="B"))
 
     assert by_name.chosen == by_filter.chosen == 0
     assert sorted(by_name.not_found) == [
@@ -42,15 +42,15 @@ def test_a_held_row_is_not_chosen_by_name_nor_by_filter(rows: Rows, connection: 
 @pytest.mark.parametrize(
     "selection",
     [
-        Selection(aggregate_type="order"),
-        Selection(aggregate_id="2"),
-        Selection(event_type="Paid"),
-        Selection(reason="TOO large"),
-        Selection(limit=1),
+        ParkedSelection(aggregate_type="order"),
+        ParkedSelection(aggregate_id="2"),
+        ParkedSelection(event_type="Paid"),
+        ParkedSelection(reason="TOO large"),
+        ParkedSelection(limit=1),
     ],
     ids=str,
 )
-def test_each_filter_selects(selection: Selection, rows: Rows, connection: psycopg.Connection) -> None:
+def test_each_filter_selects(selection: ParkedSelection, rows: Rows, connection: psycopg.Connection) -> None:
     wanted = rows.parked("2", aggregate_type="order", event_type="Paid")
     rows.connection.execute("UPDATE outbox.message SET last_error = 'refused: too large'")
     rows.parked("1")
@@ -61,7 +61,7 @@ def test_each_filter_selects(selection: Selection, rows: Rows, connection: psyco
 
     assert [row.id for row in listed] == [wanted]
     assert total == (2 if selection.limit else 1)
-    assert foreseen == done == Done(1, 0, [])
+    assert foreseen == done == ParkedDone(1, 0, [])
     assert rows.states()[wanted] == PENDING
 
 
@@ -70,9 +70,9 @@ def test_a_message_id_selects(rows: Rows, connection: psycopg.Connection) -> Non
     row = rows.parked(message_id=message_id)
     rows.parked("2")
 
-    done = retry(connection, "outbox", Selection(message_ids=[message_id, missing]))
+    done = retry(connection, "outbox", ParkedSelection(message_ids=[message_id, missing]))
 
-    assert done == Done(1, 0, [f"{missing} is not parked: {WhyMissing.UNKNOWN}"])
+    assert done == ParkedDone(1, 0, [f"{missing} is not parked: {WhyMissing.UNKNOWN}"])
     assert show_error(connection, row) == f"{row} is not parked: it is pending"
 
 

@@ -8,7 +8,7 @@ import pytest
 from relay.consume.message import id_of_writer
 from relay.errors import NotFoundError
 from relay.operate.reconcile import compare
-from relay.operate.sent.selection import Selection
+from relay.operate.sent.selection import SentSelection
 from tests.operate.inboxes import DAY, HOUR, MINUTE, Ends, figures
 
 
@@ -174,13 +174,13 @@ def test_a_day_that_is_dropped_meanwhile_makes_no_message_a_lost_one(ends: Ends)
 @pytest.mark.parametrize(
     ("selection", "expected"),
     [
-        (Selection(event_type="InvoicePaid"), 3),
-        (Selection(aggregate_type="order"), 0),
-        (Selection(aggregate_id="7"), 8),
+        (SentSelection(event_type="InvoicePaid"), 3),
+        (SentSelection(aggregate_type="order"), 0),
+        (SentSelection(aggregate_id="7"), 8),
     ],
     ids=str,
 )
-def test_a_filter_tells_what_is_expected(ends: Ends, selection: Selection, expected: int) -> None:
+def test_a_filter_tells_what_is_expected(ends: Ends, selection: SentSelection, expected: int) -> None:
     ends.apply(ends.send(5))
     ends.apply(ends.send(3, event_type="InvoicePaid"))
 

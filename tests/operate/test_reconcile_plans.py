@@ -11,7 +11,7 @@ from psycopg.sql import SQL, Composed
 from relay.operate.reconcile.inbox import APPLIED, CONSUMERS
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.table import rows_statement
-from relay.operate.sent.selection import Selection
+from relay.operate.sent.selection import SentSelection
 from relay.operate.status import BY_INDEX
 from tests.support.days import make_days
 from tests.support.plans import Plan, explain, scans, tables
@@ -54,7 +54,7 @@ def test_only_the_days_near_the_time_range_are_read(connection: psycopg.Connecti
     since = TODAY - timedelta(days=5) + timedelta(hours=2)
     interval = Interval(since, since + timedelta(hours=1), TODAY, timedelta(minutes=1))
 
-    plan = explain(connection, rows_statement("outbox", interval, Selection(aggregate_id="7")))
+    plan = explain(connection, rows_statement("outbox", interval, SentSelection(aggregate_id="7")))
 
     assert tables(plan) == {f"message_sent_{since:%Y%m%d}", *NOT_SENT}
 

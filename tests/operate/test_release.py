@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from relay.config.settings import DatabaseSettings
 from relay.errors import DatabaseUnavailableError, PartlyDoneError
 from relay.operate.parked import work as parked
-from relay.operate.parked.read import Selection, show_parked
-from relay.operate.parked.work import Done
+from relay.operate.parked.read import ParkedSelection, show_parked
+from relay.operate.parked.work import ParkedDone
 from relay.operate.session import session
 from tests.operate.rows import Rows
 from tests.support.bulk import discard, preview, retry
 from tests.support.process import wait_for
 
-EVERYTHING = Selection()
+EVERYTHING = ParkedSelection()
 WAITERS = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 PENDING = ("pending", None)
 
@@ -27,7 +27,7 @@ def test_retry_gives_a_row_back_with_all_its_attempts(rows: Rows, connection: ps
 
     done = retry(connection, "outbox", EVERYTHING)
 
-    assert done == Done(chosen=1, released=0, not_found=[])
+    assert done == ParkedDone(chosen=1, released=0, not_found=[])
     found = rows.connection.execute(
         "SELECT state, attempts, last_error, parked_at, held_behind, available_at <= now() FROM outbox.message"
         " WHERE id = %s",
@@ -43,9 +43,9 @@ def test_retry_takes_along_what_is_held_behind_also_transitively(rows: Rows, con
     other_head = rows.parked("2")
     other_follower = rows.parked("2", behind=other_head)
 
-    done = retry(connection, "outbox", Selection(ids=[head]))
+    done = retry(connection, "outbox", ParkedSelection(ids=[head]))
 
-    assert done == Done(chosen=1, released=2, not_found=[])
+    assert done == ParkedDone(chosen=1, released=2, not_found=[])
     assert rows.states() == {
         head: PENDING,
         follower: PENDING,
@@ -61,9 +61,9 @@ def test_discard_keeps_the_row_with_the_note_and_releases_what_is_behind(
     head = rows.parked()
     follower = rows.parked(behind=head)
 
-    done = discard(connection, "outbox", Selection(ids=[head]), by="ada", why="sent by hand")
+    done = discard(connection, "outbox", ParkedSelection(ids=[head]), by="ada", why="sent by hand")
 
-    assert done == Done(chosen=1, released=1, not_found=[])
+    assert done == ParkedDone(chosen=1, released=1, not_found=[])
     assert rows.states() == {head: ("discarded", None), follower: PENDING}
     kept = show_parked(connection, "outbox", head, length=100)
     assert kept.last_error == "returned: no queue is bound; discarded by ada: sent by hand"
@@ -77,7 +77,7 @@ def test_a_row_waits_on_behind_the_next_parked_one_of_its_key(rows: Rows, connec
     last = rows.parked(behind=first)
     after_last = rows.parked(behind=last)
 
-    done = retry(connection, "outbox", Selection(ids=[first]))
+    done = retry(connection, "outbox", ParkedSelection(ids=[first]))
 
     assert done.released == 1
     assert rows.states() == {
@@ -92,7 +92,7 @@ def test_a_row_waits_on_behind_the_next_parked_one_of_its_key(rows: Rows, connec
 def test_rows_without_a_key_wait_for_nobody(rows: Rows, connection: psycopg.Connection) -> None:
     chosen, other = rows.parked(None), rows.parked(None)
 
-    retry(connection, "outbox", Selection(ids=[chosen]))
+    retry(connection, "outbox", ParkedSelection(ids=[chosen]))
 
     assert rows.states() == {chosen: PENDING, other: ("parked", None)}
 
@@ -102,7 +102,7 @@ def test_a_preview_changes_nothing(rows: Rows, connection: psycopg.Connection) -
     rows.parked(behind=head)
     before = rows.states()
 
-    assert preview(connection, "outbox", EVERYTHING) == Done(1, 1, [])
+    assert preview(connection, "outbox", EVERYTHING) == ParkedDone(1, 1, [])
     assert rows.states() == before
 
 
@@ -196,11 +196,11 @@ def test_whatever_is_chosen_no_row_passes_a_parked_one_of_its_key(
     before = rows.states()
     named = [ids[index] for index in chosen if index < len(ids) and before[ids[index]] == ("parked", None)]
 
-    foreseen = preview(connection, "outbox", Selection(ids=named))
+    foreseen = preview(connection, "outbox", ParkedSelection(ids=named))
     done = (
-        retry(connection, "outbox", Selection(ids=named))
+        retry(connection, "outbox", ParkedSelection(ids=named))
         if is_retry
-        else discard(connection, "outbox", Selection(ids=named), by="ada", why="chance")
+        else discard(connection, "outbox", ParkedSelection(ids=named), by="ada", why="chance")
     )
 
     after = rows.states()

@@ -23,12 +23,12 @@ from relay.outbox import (
     add,
     add_many,
 )
-from relay.outbox.row import MAX_PAYLOAD_BYTES, Row, row_of
+from relay.outbox.row import MAX_PAYLOAD_BYTES, NewRow, row_of
 
 GOOD = Event("Invoice", "7", "InvoiceIssued", "{}")
 
 
-def encoded(**changes: Any) -> Row:
+def encoded(**changes: Any) -> NewRow:
     return row_of(replace(GOOD, **changes), None)
 
 

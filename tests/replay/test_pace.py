@@ -8,7 +8,7 @@ import pytest
 from relay.config.settings import DatabaseSettings
 from relay.jobs.pace import FULL, SLICE, Pace
 from relay.jobs.work import Save
-from relay.operate.sent.selection import Selection
+from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.session import ReplaySession
 from relay.operate.sent.work import BESIDE_LIVE, LivePace, order_replay
 from relay.operate.session import session as operator_session
@@ -24,7 +24,7 @@ INSERT = """
 @pytest.fixture
 async def replaying(database: DatabaseSettings) -> AsyncIterator[ReplaySession]:
     with operator_session(database) as connection:
-        job = order_replay(connection, "outbox", Selection())
+        job = order_replay(connection, "outbox", SentSelection())
     opened = await ReplaySession.open(database, job, Save("outbox", job))
     yield opened
     await opened.close()

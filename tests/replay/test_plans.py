@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.operate.sent.selection import Selection, count_statement
+from relay.operate.sent.selection import SentSelection, count_statement
 from relay.operate.sent.session import places_statement, read_statement
 from relay.operate.sent.work import order_replay
 from tests.support.days import make_days
@@ -48,7 +48,7 @@ def test_only_the_days_of_the_time_range_are_read(
     connection: psycopg.Connection, today: datetime, since: timedelta | None, until: timedelta | None, days: list[int]
 ) -> None:
     first, end = (None if ago is None else today - ago for ago in (since, until))
-    selection = Selection(since=first, until=end, aggregate_id="7")
+    selection = SentSelection(since=first, until=end, aggregate_id="7")
     job = order_replay(connection, "outbox", selection)
 
     listed = tables(explain(connection, places_statement("outbox", job, 0)))
@@ -58,7 +58,7 @@ def test_only_the_days_of_the_time_range_are_read(
 
 
 def test_rows_are_read_by_their_place(connection: psycopg.Connection, today: datetime) -> None:
-    job = order_replay(connection, "outbox", Selection())
+    job = order_replay(connection, "outbox", SentSelection())
     first = today - timedelta(days=5)
     days = {"first": first, "next": first + timedelta(days=1)}
     values = {**days, "places": '{"(0,1)","(0,3)"}', "to_exchange": None, "routing_key": None}

@@ -8,10 +8,10 @@ import pytest
 from yarl import URL
 
 from relay.config.settings import Settings
-from relay.jobs.job import Job, State
+from relay.jobs.job import Job, JobState
 from relay.jobs.work import Save
 from relay.operate.bulk import run_of, work_of
-from relay.operate.sent.selection import Selection
+from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.work import order_replay
 from relay.operate.session import session as operator_session
 from tests.replay.conftest import Commands
@@ -104,7 +104,7 @@ async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(
 ) -> None:
     await sent.add(100, keys=5)
     with operator_session(settings.database) as connection:
-        job = order_replay(connection, "outbox", Selection())
+        job = order_replay(connection, "outbox", SentSelection())
     write = Save.write
     lost: list[str] = []
 
@@ -112,7 +112,7 @@ async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(
         save_: Save, connection: psycopg.AsyncConnection, job: Job, **options: Any
     ) -> None:
         await write(save_, connection, job, **options)
-        if job.state is State.DONE and not lost:
+        if job.state is JobState.DONE and not lost:
             lost.append(job.state)
             await connection.close()
             raise psycopg.OperationalError("the connection was lost")
@@ -121,6 +121,6 @@ async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(
 
     ended = await run_of(settings, job, work_of(settings, job)).run()
 
-    assert (ended.state, lost) == (State.DONE, ["done"])
+    assert (ended.state, lost) == (JobState.DONE, ["done"])
     await copies.has(100)
     assert await sent.value("SELECT state FROM outbox.job") == "done"

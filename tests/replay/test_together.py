@@ -11,7 +11,7 @@ from relay.config.settings import DatabaseSettings, Settings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
 from relay.errors import BusyError
 from relay.jobs.work import Save
-from relay.operate.sent.selection import Selection
+from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.session import ReplaySession
 from relay.operate.sent.work import order_replay
 from relay.operate.session import session as operator_session
@@ -73,7 +73,7 @@ async def test_one_job_has_one_process(relay: Commands, sent: SentRows, copies: 
 
 async def test_a_job_that_two_begin_in_the_same_moment_is_run_by_one(database: DatabaseSettings) -> None:
     with operator_session(database) as connection:
-        job = order_replay(connection, "outbox", Selection())
+        job = order_replay(connection, "outbox", SentSelection())
 
     first = await ReplaySession.open(database, job, Save("outbox", job))
     with pytest.raises(BusyError, match="replay 1 is run by another process"):

@@ -9,7 +9,7 @@ import pytest
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Overload, WorkPolicy
 from relay.consume.classify import FailureReason
-from relay.operate.sent.selection import Selection
+from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.work import order_replay
 from relay.operate.session import session
 from tests.consume.effects import QUEUE, Queue, Stumbling, Table, count
@@ -133,7 +133,7 @@ async def test_held_messages_are_tried_at_once(
 
 async def test_a_replay_that_nobody_wants_ends(operator: Operator, database: DatabaseSettings) -> None:
     with session(database) as connection:
-        job = order_replay(connection, "outbox", Selection(), by="a test")
+        job = order_replay(connection, "outbox", SentSelection(), by="a test")
 
         await operator.repair("OutboxConsumerDuplicates", ID=job.id)
 

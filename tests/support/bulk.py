@@ -12,8 +12,8 @@ from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
 from relay.jobs.runner import Show
 from relay.operate.bulk import run_of, work_of
 from relay.operate.parked import work as parked
-from relay.operate.parked.read import Selection
-from relay.operate.parked.work import Done, order_rows, rows_not_found
+from relay.operate.parked.read import ParkedSelection
+from relay.operate.parked.work import ParkedDone, order_rows, rows_not_found
 
 
 def run_rows(connection: psycopg.Connection, job: Job, *, show: Show = lambda _: None) -> Job:
@@ -29,18 +29,18 @@ def run_rows(connection: psycopg.Connection, job: Job, *, show: Show = lambda _:
 def change_rows(
     connection: psycopg.Connection,
     kind: Kind,
-    selection: Selection,
+    selection: ParkedSelection,
     *,
     by: str | None = None,
     why: str | None = None,
     caution: Caution = NO_CAUTION,
     show: Show = lambda _: None,
-) -> Done:
+) -> ParkedDone:
     """Order a job over parked rows, and run it to its end."""
     not_found = rows_not_found(connection, "outbox", kind, selection)
     job = order_rows(connection, "outbox", kind, selection, by=by, why=why, caution=caution)
     job = run_rows(connection, job, show=show)
-    return Done(job.done, job.released, not_found, job.id, job.state)
+    return ParkedDone(job.done, job.released, not_found, job.id, job.state)
 
 
 def settings_of(connection: psycopg.Connection) -> Settings:
@@ -53,27 +53,34 @@ def settings_of(connection: psycopg.Connection) -> Settings:
     return Settings(database=DatabaseSettings(url=SecretStr(str(url))))
 
 
-def preview(connection: psycopg.Connection, schema: str, selection: Selection) -> Done:
+def preview(connection: psycopg.Connection, schema: str, selection: ParkedSelection) -> ParkedDone:
     """Return what a retry would do."""
     return parked.preview(connection, schema, Kind.RETRY, selection)
 
 
 def retry(
-    connection: psycopg.Connection, schema: str, selection: Selection, *, by: str | None = None, why: str | None = None
-) -> Done:
+    connection: psycopg.Connection,
+    schema: str,
+    selection: ParkedSelection,
+    *,
+    by: str | None = None,
+    why: str | None = None,
+) -> ParkedDone:
     """Send rows again."""
     return change_rows(connection, Kind.RETRY, selection, by=by, why=why)
 
 
-def discard(connection: psycopg.Connection, schema: str, selection: Selection, *, by: str, why: str) -> Done:
+def discard(
+    connection: psycopg.Connection, schema: str, selection: ParkedSelection, *, by: str, why: str
+) -> ParkedDone:
     """Discard rows."""
     return change_rows(connection, Kind.DISCARD, selection, by=by, why=why)
 
 
-async def operate(database_url: str, change: Callable[[psycopg.Connection], Done]) -> Done:
+async def operate(database_url: str, change: Callable[[psycopg.Connection], ParkedDone]) -> ParkedDone:
     """Do this on a session of an operator, while a relay runs in this process."""
 
-    def run() -> Done:
+    def run() -> ParkedDone:
         with psycopg.connect(database_url, autocommit=True) as connection:
             return change(connection)
 

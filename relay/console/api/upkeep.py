@@ -16,7 +16,7 @@ from relay.errors import UsageError
 from relay.operate.asked import MOST, Closed, Limit, MessageFilter, Reasoned, Text
 from relay.operate.definitions import definitions
 from relay.operate.reconcile.ask import ReconcileRequest
-from relay.operate.reconcile.report import Report
+from relay.operate.reconcile.report import ReconcileReport
 from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
 from relay.retention.day import Fate, OldDay
 from relay.servers.rabbitmq import topology
@@ -108,7 +108,7 @@ def apply(settings: Configured, once: Once, who: Owner, _alone: Alone, _: Topolo
 
 
 @router.get("/reconcile", operation_id="reconcile", tags=["reconcile"])
-def reconcile(settings: Configured, _: Viewer, _alone: Alone, asked: Annotated[Reconcile, Query()]) -> Report:
+def reconcile(settings: Configured, _: Viewer, _alone: Alone, asked: Annotated[Reconcile, Query()]) -> ReconcileReport:
     """Compare what was sent with what consumers have applied, whose inbox is here or at console.inbox_url."""
     question = ReconcileRequest(
         since=asked.since,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.consumers import Seen
+from relay.console.consumers import SeenConsumers
 from relay.console.failure_groups import Counted
 from relay.console.given import FormWords, Here, Operator, Sessions, Viewer
 from relay.console.looks import Look
@@ -31,7 +31,7 @@ from relay.operate.letters.work import queues_of
 from relay.operate.operation import Role
 from relay.operate.parked import asked as parked
 from relay.operate.parked.asked import RetryParked
-from relay.operate.parked.read import Selection, first_parked
+from relay.operate.parked.read import ParkedSelection, first_parked
 from relay.operate.routes import asked as quarantine
 
 router = APIRouter()
@@ -53,7 +53,7 @@ Groups = Annotated[Counted, Depends(_counted)]
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
+class KnownQueue:
     """A queue of dead letters, as far as it is known."""
 
     queue: str
@@ -72,7 +72,7 @@ class Letters:
         return self.look is not None and self.look.letters != self.number
 
 
-class Order(BaseModel):
+class GroupOrder(BaseModel):
     """What a job does with a group, or with a part of it."""
 
     model_config = ConfigDict(extra="ignore")
@@ -154,7 +154,7 @@ def show_failure(
     with database.session() as connection:
         groups = with_retries(connection, database.schema, look.groups) if look else counted.groups
         found = read_group(groups, group)
-        first = Selection(group=group, limit=SHOWN)
+        first = ParkedSelection(group=group, limit=SHOWN)
         is_parked = found.source is Where.PARKED
         rows = first_parked(connection, database.schema, first, with_held=False) if is_parked else []
     return page(
@@ -174,7 +174,7 @@ def show_failure(
 
 
 @router.post("/failures/{group}/jobs")
-def order(site: Here, who: Operator, *, group: GroupId, asked: Annotated[Order, Form()]) -> Response:
+def order(site: Here, who: Operator, *, group: GroupId, asked: Annotated[GroupOrder, Form()]) -> Response:
     """Order a job over the group, or a part of it; the console runs it."""
     source, kind = Where.DEAD_LETTER if asked.queue else Where.PARKED, asked.kind
     if kind not in KINDS[source]:
@@ -210,19 +210,21 @@ def retry_held(site: Here, who: Operator, *, group: GroupId, why: FormWords = ""
     return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)
 
 
-def _queues(request: Request, named: Sequence[str]) -> list[Letters]:
+def _queues(request: Request, named: Sequence[str]) -> list[KnownQueue]:
     """Return the queues that are named, were looked at, or have letters."""
     site = site_of(request)
     looks, seen = site.looks, site.consumers.latest
     counts: Mapping[str, int] = seen.letters if seen else {}
     known = {*named, *looks.latest, *looks.running, *(queue for queue, number in counts.items() if number)}
     return [
-        Letters(queue, _number(queue, looks.latest.get(queue), seen), looks.latest.get(queue), queue in looks.running)
+        KnownQueue(
+            queue, _number(queue, looks.latest.get(queue), seen), looks.latest.get(queue), queue in looks.running
+        )
         for queue in sorted(known)
     ]
 
 
-def _number(queue: str, look: Look | None, seen: Seen | None) -> int | None:
+def _number(queue: str, look: Look | None, seen: SeenConsumers | None) -> int | None:
     """Return how many letters a queue has, as the newer look of both tells; None when neither knows."""
     counted = seen.letters.get(queue) if seen else None
     if look is None or look.error or (seen and counted is not None and seen.at > look.at):

@@ -18,7 +18,7 @@ from relay.console.site import site_of
 from relay.console.templates import page
 from relay.errors import OutboxError, UsageError
 from relay.operate.asked import Id
-from relay.operate.messages.look import Place, Search, State, row_id, search
+from relay.operate.messages.look import MessageState, Place, Search, row_id, search
 from relay.operate.messages.message import Audited, FoundMessage, read_audit, read_message, read_outcome, reveal_message
 from relay.operate.operation import Role
 from relay.runtime.scrub import scrub
@@ -26,12 +26,12 @@ from relay.runtime.scrub import scrub
 router = APIRouter()
 
 
-class Filters(BaseModel):
+class SearchFilters(BaseModel):
     """The filters of the form; what is empty selects nothing away."""
 
     model_config = ConfigDict(extra="ignore")
 
-    state: State = State.SENT
+    state: MessageState = MessageState.SENT
     id: str = ""
     type: str = ""
     key: str = ""
@@ -81,7 +81,7 @@ class Step:
 
 @router.get("/messages")
 def list_messages(
-    request: Request, database: Sessions, _: Viewer, filters: Annotated[Filters, Query()]
+    request: Request, database: Sessions, _: Viewer, filters: Annotated[SearchFilters, Query()]
 ) -> HTMLResponse:
     """Show a page of messages."""
     words, found = "", None
@@ -92,7 +92,7 @@ def list_messages(
     except UsageError as error:
         words = str(error)
     return page(
-        request, "messages.html", code=422 if words else 200, filters=filters, states=list(State), found=found,
+        request, "messages.html", code=422 if words else 200, filters=filters, states=list(MessageState), found=found,
         words=words,
     )  # fmt: skip
 
@@ -143,18 +143,18 @@ def _steps(request: Request, message: FoundMessage, audited: Sequence[Audited]) 
 def _of_outbox(message: FoundMessage) -> list[Step]:
     steps = [Step("ok", f"written into lane {message.lane}", message.created_at, message.writer or "")]
     match message.state:
-        case State.PENDING:
+        case MessageState.PENDING:
             tried = f"tried {message.attempts} times; {message.last_error or ''}" if message.attempts else ""
             steps.append(Step("warning", "waits to be sent", message.available_at, tried))
-        case State.PARKED:
+        case MessageState.PARKED:
             behind = f", held behind {message.held_behind}" if message.held_behind else ""
             steps.append(Step("failed", f"parked{behind}", message.parked_at, message.last_error or ""))
-        case State.QUARANTINED:
+        case MessageState.QUARANTINED:
             words = f"waits for route {message.quarantine}"
             steps.append(Step("failed", words, message.parked_at, message.last_error or ""))
-        case State.DISCARDED:
+        case MessageState.DISCARDED:
             steps.append(Step("failed", "discarded", None, message.last_error or ""))
-        case State.SENT:
+        case MessageState.SENT:
             steps.append(Step("ok", "confirmed by the broker, and marked as sent", message.sent_at))
     return steps
 
@@ -175,7 +175,7 @@ def _of_consumers(request: Request, message: FoundMessage) -> list[Step]:
         Step("warning", f"held by {each.consumer} after {each.attempts} tries", each.since, each.reason or "")
         for each in outcome.held
     ]
-    if message.state == State.SENT and not steps:
+    if message.state == MessageState.SENT and not steps:
         steps.append(Step("skipped", "no inbox here has it", None, "a consumer may have another database"))
     return steps
 

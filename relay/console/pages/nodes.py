@@ -10,7 +10,7 @@ from relay.console.given import Configured, Sessions, Viewer
 from relay.console.templates import page
 from relay.operate.lanes import LaneStatus, list_lanes
 from relay.operate.pool import read_status as read_pools
-from relay.operate.status import Node, list_nodes
+from relay.operate.status import NodeStatus, list_nodes
 
 router = APIRouter()
 
@@ -22,6 +22,6 @@ async def nodes(request: Request, settings: Configured, database: Sessions, _: V
     return page(request, "nodes.html", nodes=found, lanes=lanes, pools=await read_pools(settings))
 
 
-def _nodes(database: Database) -> tuple[list[Node], list[LaneStatus]]:
+def _nodes(database: Database) -> tuple[list[NodeStatus], list[LaneStatus]]:
     with database.session() as connection:
         return list_nodes(connection, database.schema), list_lanes(connection, database.schema)

@@ -12,7 +12,7 @@ from relay.console.pages.replay import Wanted
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.operate.reconcile.ask import ReconcileRequest
-from relay.operate.reconcile.report import Report
+from relay.operate.reconcile.report import ReconcileReport
 
 router = APIRouter()
 
@@ -49,7 +49,7 @@ def reconcile(
     )
 
 
-def _replay(report: Report, wanted: Wanted) -> str:
+def _replay(report: ReconcileReport, wanted: Wanted) -> str:
     """Return the address of the page that sends the missing messages again; if they are many, with their time's."""
     given = {"since": report.since.isoformat(), "until": report.expected_until.isoformat()}
     named = {each.message_id: None for consumer in report.consumers for each in consumer.missing_first}

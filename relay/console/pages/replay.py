@@ -63,7 +63,7 @@ class Wanted(BaseModel):
         )
 
 
-class Order(Wanted):
+class ReplayOrder(Wanted):
     """Which messages to send again, and how carefully."""
 
     why: Words = ""
@@ -111,7 +111,7 @@ def show(request: Request, site: Here, who: Viewer, wanted: Annotated[Wanted, Qu
 
 
 @router.post("/replay")
-def order(site: Here, who: Operator, asked: Annotated[Order, Form()]) -> Response:
+def order(site: Here, who: Operator, asked: Annotated[ReplayOrder, Form()]) -> Response:
     """Order a replay; the console sends it."""
     chosen = asked.asked()
     if chosen.is_everything:

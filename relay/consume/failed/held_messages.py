@@ -21,7 +21,7 @@ TAKEN_INTERVAL = 0.1  # seconds between two looks while another process works on
 LEFT_BEHIND_LOOK = 5.0  # seconds between two looks for messages that another process has left behind
 
 
-class Work(Enum):
+class HeldWork(Enum):
     """Whether a head was due; if so, it was worked on."""
 
     DONE = auto()
@@ -73,7 +73,7 @@ class HeldMessages:
                         self.context.counters.held = await self.table.look_around()
                         look_at = now + LEFT_BEHIND_LOOK
                     self._wake.clear()
-                    is_idle = await self._work_on_one() is Work.NONE_DUE
+                    is_idle = await self._work_on_one() is HeldWork.NONE_DUE
                     pause = min(await self._due_in(), look_at - monotonic()) if is_idle else 0.0
                     outage.end()  # before the pause, or the consumer would report a lost database for seconds more
                     if is_idle:
@@ -111,18 +111,18 @@ class HeldMessages:
         if failure.reason is None:
             self.context.counters.retried[failure.step] += 1
 
-    async def _work_on_one(self) -> Work:
+    async def _work_on_one(self) -> HeldWork:
         """Claim the first head that is due, and try it. Raises Stopping."""
         async with self.gate.enter(self.context.stopping, alone=self._must_be_alone) as entry:
             head = await self.table.claim()
             if isinstance(head, NoHead):
-                return Work.NONE_DUE if head is NoHead.NONE_DUE else Work.DONE
+                return HeldWork.NONE_DUE if head is NoHead.NONE_DUE else HeldWork.DONE
             self._claimed = head
             failure = self._verdict(head)
             if failure is None and head.unended >= SUSPECT_FROM and not self._must_be_alone:
                 self._must_be_alone = True
                 await self.let_go()
-                return Work.DONE
+                return HeldWork.DONE
             if failure is None:
                 await self._connect()
                 try:
@@ -136,13 +136,13 @@ class HeldMessages:
                 else:
                     if isinstance(applied, Overloaded):
                         await self.let_go()
-                        return Work.DONE
+                        return HeldWork.DONE
         self._must_be_alone = False
         if failure is None or await self._put_off_or_bury(head, failure) is FailedAgain.BURIED:
             self.context.counters.held -= 1
             await self.table.promote(head)
         self._claimed = None
-        return Work.DONE
+        return HeldWork.DONE
 
     async def _connect(self) -> None:
         """Connect for a try. If that fails, release the claim: else it would expire and count as a death."""

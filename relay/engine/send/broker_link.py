@@ -18,7 +18,7 @@ from relay.config.topology import TopologySettings
 from relay.engine.row import Outcome, Settled
 from relay.engine.send.codec import Encoder
 from relay.engine.send.frames import FrameWire
-from relay.engine.send.message import Identity
+from relay.engine.send.message import MessageIdentity
 from relay.engine.send.probe import Prober, RefusedAll
 from relay.engine.send.refusals import Refusals
 from relay.engine.send.routes import Router
@@ -61,7 +61,7 @@ ATTEMPTS = 3  # of one declaration, each on a new connection: one that ends each
 SETTLED_WITHIN = 1.0  # seconds in which rows in flight may settle on a channel that is given up for refusals
 
 
-class Verdict(Enum):
+class LinkVerdict(Enum):
     """Why the relay stops using a channel."""
 
     CLOSED = auto()  # by the broker, or with its connection
@@ -70,7 +70,7 @@ class Verdict(Enum):
     LEFT = auto()  # its host is no longer configured
 
 
-class Ended(NamedTuple):
+class LinkEnded(NamedTuple):
     """How a connection came to its end."""
 
     was_left: bool  # for other hosts; otherwise it was lost
@@ -130,7 +130,7 @@ class BrokerLink:
         self._health = health
         self._start_timeout = settings.broker.connect_timeout if start_timeout is None else start_timeout
         self._router = router = Router.of(settings)
-        self._identity = Identity.of(settings, stamp)
+        self._identity = MessageIdentity.of(settings, stamp)
         self._refusals = Refusals(router, health, sender.settle, barring=barring)
         self._undeclared = undeclared(settings.broker, listed(topology) if topology else ())
         self._broker = settings.broker  # with the hosts of the last `use_hosts`
@@ -204,7 +204,7 @@ class BrokerLink:
         if not await is_listed(connection.host, broker_urls(self._broker), self._broker.connect_timeout):
             self._left = connection
 
-    async def _use_to_the_end(self, connection: Connection) -> Ended:
+    async def _use_to_the_end(self, connection: Connection) -> LinkEnded:
         """Publish through one connection until it is lost, or left for other hosts."""
         self._connection = connection
         prober = Prober(connection, self._wire_on, self._sender.settle, self._router)
@@ -229,13 +229,13 @@ class BrokerLink:
         if is_told_to_end():  # while the connection closed, which takes seconds when the broker does not answer
             raise asyncio.CancelledError
         if end is None and self._left is connection:
-            return Ended(was_left=True)
+            return LinkEnded(was_left=True)
         kind = kind_of_end(end)
         self.reconnects[kind] += 1
         if isinstance(end, RefusesAllError):
             refusal = Hindrance(words(end), PublicReason.ACCESS_REFUSED)
-            return Ended(was_left=False, reason=refusal, is_refusal=True)
-        return Ended(was_left=False, reason=loss_by(end, kind if end is None else words(end)))
+            return LinkEnded(was_left=False, reason=refusal, is_refusal=True)
+        return LinkEnded(was_left=False, reason=loss_by(end, kind if end is None else words(end)))
 
     async def _use(self, connection: Connection, prober: Prober) -> None:
         await declare_at_start(connection, self._undeclared)  # empty on a reconnect
@@ -245,7 +245,7 @@ class BrokerLink:
         while not connection.is_lost and self._left is not connection:
             async with answer_within("open a channel", self._settings.broker.connect_timeout):
                 channel = await broker.open_channel(connection, confirms=CONFIRMS)
-            if await self._publish(connection, channel, prober) is not Verdict.CLOSED:
+            if await self._publish(connection, channel, prober) is not LinkVerdict.CLOSED:
                 # If the broker opens the next channel in time, it is alive. Then a queue takes nothing, and another
                 # host would not help.
                 await close_channel(channel)
@@ -257,19 +257,19 @@ class BrokerLink:
         if self._refused_all is not None:
             raise RefusesAllError("the broker refuses every message:", self._refused_all.words)
 
-    async def _publish(self, connection: Connection, channel: Underlay, prober: Prober) -> Verdict:
+    async def _publish(self, connection: Connection, channel: Underlay, prober: Prober) -> LinkVerdict:
         """Publish through one channel until it has closed or must be replaced."""
         wire = self._wire_on(channel, connection, self._refusals.settle)
         carrying = asyncio.create_task(wire.run(), name="wire")
-        verdict = Verdict.CLOSED
+        verdict = LinkVerdict.CLOSED
         try:
             self._sender.attach(wire)
             self._health.heal("broker")
             self.up.set()
             verdict = await self._watch(wire, connection, channel, carrying, prober=prober)
-            if verdict is Verdict.REFUSED:
+            if verdict is LinkVerdict.REFUSED:
                 await self._settle_all(lambda: wire.in_flight, SETTLED_WITHIN, channel)
-            elif verdict is Verdict.LEFT:
+            elif verdict is LinkVerdict.LEFT:
                 # Wait for the probes too, and for as long as at the end of the relay: no message should come twice.
                 await self._settle_all(lambda: self._sender.in_flight, self._settings.relay.drain_timeout, channel)
         finally:
@@ -277,7 +277,7 @@ class BrokerLink:
             carrying.cancel()
             await asyncio.wait([carrying])
             timeout = self._settings.broker.confirm_timeout
-            late = wire.sent_before(connection.clock() - timeout / 2) if verdict is Verdict.OVERDUE else []
+            late = wire.sent_before(connection.clock() - timeout / 2) if verdict is LinkVerdict.OVERDUE else []
             closed = await wire.close()
             judged: Sequence[Settled] = [each._replace(outcome=Outcome.UNKNOWN) for each in closed]
             try:
@@ -285,7 +285,7 @@ class BrokerLink:
                     judged = await prober.judge(closed)
             finally:
                 for lost in judged:
-                    if verdict is Verdict.OVERDUE:
+                    if verdict is LinkVerdict.OVERDUE:
                         self._refusals.settle_overdue(lost, late, timeout)
                     else:
                         self._sender.settle(lost)
@@ -315,7 +315,7 @@ class BrokerLink:
 
     async def _watch(
         self, wire: Wire, connection: Connection, channel: Underlay, carrying: asyncio.Task[None], *, prober: Prober
-    ) -> Verdict:
+    ) -> LinkVerdict:
         """Return why the channel is used no more, when it has closed or must be replaced."""
         clock = asyncio.get_running_loop().time
         opened_at = clock()
@@ -326,7 +326,7 @@ class BrokerLink:
             await asyncio.wait([carrying, closing], timeout=interval, return_when=asyncio.FIRST_COMPLETED)
             if self._left is connection:
                 log.info("broker.left", host=str(connection.host), in_flight=self._sender.in_flight)
-                return Verdict.LEFT
+                return LinkVerdict.LEFT
             self._check_refused(prober)
             hindrance = connection.hindrance
             if hindrance is not None:
@@ -339,7 +339,7 @@ class BrokerLink:
             waited = wire.unconfirmed_for(connection.clock())
             if waited > self._settings.broker.confirm_timeout:
                 log.warning("confirm.timed_out", in_flight=wire.in_flight, seconds=round(waited, 1))
-                return Verdict.OVERDUE
+                return LinkVerdict.OVERDUE
             if (silent := connection.silent_for) > self._settings.broker.heartbeat * HEARTBEATS_UNTIL_GONE:
                 silence = f"nothing heard for {silent:.0f} s"
                 raise BrokerSilentError(silence, silence)
@@ -348,8 +348,8 @@ class BrokerLink:
                 self._renew_after = RENEW_AFTER
             elif not was_hindered and clock() - max(since, opened_at) > self._renew_after:
                 self._renew_after = min(2 * self._renew_after, RENEW_AFTER_MAX)
-                return Verdict.REFUSED
-        return Verdict.CLOSED
+                return LinkVerdict.REFUSED
+        return LinkVerdict.CLOSED
 
 
 @dataclass(slots=True)

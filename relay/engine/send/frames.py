@@ -26,7 +26,7 @@ from relay.engine.send.message import (
     LAST_SECOND,
     PERSISTENT,
     POSTGRES_EPOCH,
-    Identity,
+    MessageIdentity,
     UnsendableError,
     check_header_frame,
     check_row,
@@ -269,7 +269,7 @@ class Encoder:
         max_body: bytes that fit into a frame.
     """
 
-    def __init__(self, channel: int, frame_max: int, router: Router, identity: Identity) -> None:
+    def __init__(self, channel: int, frame_max: int, router: Router, identity: MessageIdentity) -> None:
         self.channel = channel
         self._frame_max = frame_max or UNLIMITED
         self.max_body = self._frame_max - FRAME_OVERHEAD

@@ -47,7 +47,7 @@ class UnsendableError(ValueError):
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, struct.error)
 
 
-class Identity(NamedTuple):
+class MessageIdentity(NamedTuple):
     """What the relay writes on each message about itself, and the limits that its messages have."""
 
     app_id: bytes
@@ -71,7 +71,7 @@ def not_sent(error: Exception) -> str:
     return f"{NOT_SENT}: {error}"
 
 
-def check_row(row: Row, identity: Identity) -> None:
+def check_row(row: Row, identity: MessageIdentity) -> None:
     """Raise UnsendableError when the row was not read completely, or its body is too large."""
     if row.excess is not None:
         raise UnsendableError(row.excess.decode())
@@ -99,7 +99,7 @@ def content_type(row: Row) -> bytes:
     return row.content_type or (JSON if row.payload is not None else BYTES)
 
 
-def extra_headers(row: Row, identity: Identity, *, redelivered: bool) -> dict[str, Any]:
+def extra_headers(row: Row, identity: MessageIdentity, *, redelivered: bool) -> dict[str, Any]:
     """Return the headers beyond those that every message has. A row cannot override the relay's or stamped headers.
 
     Raises:
@@ -150,7 +150,7 @@ def _check(value: object, depth: int = 0) -> None:
             _check(item, depth + 1)
 
 
-def _check_sender_selected(headers: Mapping[str, Any], identity: Identity) -> None:
+def _check_sender_selected(headers: Mapping[str, Any], identity: MessageIdentity) -> None:
     for name in SENDER_SELECTED:
         if name not in headers:
             continue

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from relay.engine.row import Row
 
 
-class Waiting(NamedTuple):
+class DueRow(NamedTuple):
     """A row, ordered by when it is due."""
 
     at: float  # loop time
@@ -22,7 +22,7 @@ class ResendTimer:
 
     def __init__(self, due: Callable[[list[Row]], None]) -> None:
         self._due = due
-        self._heap: list[Waiting] = []
+        self._heap: list[DueRow] = []
         self._tie = count()
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -31,7 +31,7 @@ class ResendTimer:
         return len(self._heap)
 
     def push(self, seconds: float, row: Row) -> None:
-        heapq.heappush(self._heap, Waiting(self._loop.time() + seconds, next(self._tie), row))
+        heapq.heappush(self._heap, DueRow(self._loop.time() + seconds, next(self._tie), row))
         self._arm()
 
     def withdraw(self, matches: Callable[[Row], bool]) -> list[Row]:

@@ -30,7 +30,7 @@ from relay.engine.row import Address, Fault, Place, Row, pieces
 from relay.engine.send.sender import Sender
 from relay.engine.session.session import LaneSession, Retry
 from relay.engine.settle.put_away import ClosedError, PutAway
-from relay.engine.settle.quarantine_table import Entry, Left, QuarantineTable, names
+from relay.engine.settle.quarantine_table import Left, QuarantineEntry, QuarantineTable, names
 from relay.engine.settle.release import Agenda, Trust
 from relay.logger import get_logger
 from relay.runtime.backoff import backoff
@@ -291,7 +291,9 @@ class Quarantine:
             self._come.write([names(address) | {"reason": reasons[address]} for address in new])
             self._arm()
 
-    def _update(self, address: Address, route: QuarantinedRoute, entry: Entry, aside: Container[Place]) -> None:
+    def _update(
+        self, address: Address, route: QuarantinedRoute, entry: QuarantineEntry, aside: Container[Place]
+    ) -> None:
         """Note that rows wait for a route once more."""
         if route.probe in aside:
             self._set_probe(address, route, None)

@@ -153,7 +153,7 @@ LEAVE = SQL("""
 """)
 
 
-class Entry(NamedTuple):
+class QuarantineEntry(NamedTuple):
     """A row of the table `quarantine`."""
 
     id: int
@@ -183,19 +183,19 @@ class QuarantineTable:
         self._put_away = put_away
 
     @retried
-    async def routes(self) -> list[tuple[Address, Entry]]:
+    async def routes(self) -> list[tuple[Address, QuarantineEntry]]:
         """Return the routes in quarantine."""
         async with self._session.use() as connection:
             cursor = await connection.execute(self._session.sql(LOAD))
             return [
-                (Address(exchange.encode(), routing_key.encode()), Entry(id_, *rest))
+                (Address(exchange.encode(), routing_key.encode()), QuarantineEntry(id_, *rest))
                 for id_, exchange, routing_key, *rest in await cursor.fetchall()
             ]
 
     @retried
     async def set_aside(
         self, rows: Collection[Row], addresses: Sequence[Address], reasons: Mapping[Address, str]
-    ) -> dict[Address, Entry]:
+    ) -> dict[Address, QuarantineEntry]:
         """Let rows wait for their routes, which are added where they are new; return the routes.
 
         Args:
@@ -212,7 +212,7 @@ class QuarantineTable:
         async with self._put_away.transaction() as connection:
             cursor = await connection.execute(self._session.sql(ENTER), entered)
             entries = {
-                Address(exchange.encode(), routing_key.encode()): Entry(*rest)
+                Address(exchange.encode(), routing_key.encode()): QuarantineEntry(*rest)
                 for exchange, routing_key, *rest in await cursor.fetchall()
             }
             aside = {

@@ -16,7 +16,7 @@ from relay.config.settings import Settings
 from relay.engine.row import Row
 from relay.engine.send import broker_link as link
 from relay.engine.send.codec import CODEC, Encoder
-from relay.engine.send.message import PERSISTENT, REDELIVERED, Identity
+from relay.engine.send.message import PERSISTENT, REDELIVERED, MessageIdentity
 from relay.engine.send.routes import Router
 from relay.engine.settle import quarantine
 from relay.operate.doctor.finding import Finding, Verdict
@@ -61,7 +61,7 @@ def _message(settings: Settings) -> Iterator[Finding]:
 
 def _sent(row: Row, settings: Settings, *, redelivered: bool) -> tuple[bool, Basic.Properties]:
     """Return what the relay makes of a row: whether it is mandatory, and its properties."""
-    encoder = Encoder(1, FRAME_MIN_SIZE, Router.of(settings), Identity.of(settings))
+    encoder = Encoder(1, FRAME_MIN_SIZE, Router.of(settings), MessageIdentity.of(settings))
     data = encoder.encode((row,), {row.id} if redelivered else ()).frames
     size, _, publish = pamqp.frame.unmarshal(data)
     _, _, header = pamqp.frame.unmarshal(data[size:])

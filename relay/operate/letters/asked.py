@@ -27,11 +27,11 @@ from relay.operate.asked import (
     Text,
     check_choice,
 )
-from relay.operate.letters.audit import Entry
+from relay.operate.letters.audit import AuditEntry
 from relay.operate.letters.document import document
-from relay.operate.letters.letter import Letter, Selection
+from relay.operate.letters.letter import Letter, LetterSelection
 from relay.operate.letters.read import count_letters, list_letters, show_letter
-from relay.operate.letters.work import Done, order_letters, preview_letters, queues_of
+from relay.operate.letters.work import LettersDone, order_letters, preview_letters, queues_of
 from relay.operate.messages.message import note_reveal
 from relay.operate.operation import Effect, Operation, Role, Servers, operation
 from relay.operate.sent.moment import parse_interval
@@ -51,10 +51,10 @@ class LetterFilter(MessageFilter):
     since: Moment = None
     until: Moment = None
 
-    def selection(self, limit: int | None) -> Selection:
+    def selection(self, limit: int | None) -> LetterSelection:
         """Return the letters that it means; UsageError when nothing can match."""
         since, until = parse_interval(self.since, self.until, datetime.now(UTC))
-        return Selection(
+        return LetterSelection(
             message_ids=frozenset(self.message_ids),
             aggregate_type=self.aggregate_type,
             aggregate_id=self.aggregate_id,
@@ -118,9 +118,9 @@ def look(at: Servers, asked: ListLetters) -> Letters:
 
 
 @operation("dead-letters.preview", "POST /dead-letters/preview", Role.OPERATOR)
-def preview(at: Servers, asked: ListLetters) -> Done:
+def preview(at: Servers, asked: ListLetters) -> LettersDone:
     """Count the letters that a retry or discard would change, by a look at the queue."""
-    entry = Entry(Kind.DISCARD, queues_of(asked.queue)[1], None, at.by, "")
+    entry = AuditEntry(Kind.DISCARD, queues_of(asked.queue)[1], None, at.by, "")
     return asyncio.run(preview_letters(at.settings.broker, entry, asked.selection(asked.limit)))
 
 
@@ -138,19 +138,19 @@ def reveal(at: Servers, asked: RevealLetter) -> dict[str, Any]:
 def retry(at: Servers, asked: RetryLetters) -> Job:
     """Send letters back into the queue that they came from, where they are tried again with all attempts."""
     consumed, dead = queues_of(asked.queue)
-    return _order(at, Entry(Kind.RETRY, dead, consumed, at.by, asked.why), asked)
+    return _order(at, AuditEntry(Kind.RETRY, dead, consumed, at.by, asked.why), asked)
 
 
 @operation("dead-letters.discard", "POST /dead-letters/discard", Role.OWNER, Effect.ORDERED)
 def discard(at: Servers, asked: ChangeLetters) -> Job:
     """Throw letters away for good: export them first."""
-    return _order(at, Entry(Kind.DISCARD, queues_of(asked.queue)[1], None, at.by, asked.why), asked)
+    return _order(at, AuditEntry(Kind.DISCARD, queues_of(asked.queue)[1], None, at.by, asked.why), asked)
 
 
 CHANGES: dict[Kind, Operation[Any, Job]] = {Kind.RETRY: retry, Kind.DISCARD: discard}
 
 
-def _order(at: Servers, entry: Entry, asked: ChangeLetters) -> Job:
+def _order(at: Servers, entry: AuditEntry, asked: ChangeLetters) -> Job:
     """Write down a job."""
     selection, caution = asked.selection(asked.limit), asked.caution()
     check_choice(is_filtered=not selection.is_everything, is_all=asked.all)

@@ -11,7 +11,7 @@ from relay.operate.letters.letter import Letter
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AuditEntry:
     """What the rows of one command have in common."""
 
     command: str  # retry, discard
@@ -32,7 +32,7 @@ WRITE = SQL("""
 
 
 async def write_audit(
-    connection: psycopg.AsyncConnection[Any], schema: str, entry: Entry, letters: Sequence[Letter]
+    connection: psycopg.AsyncConnection[Any], schema: str, entry: AuditEntry, letters: Sequence[Letter]
 ) -> None:
     """Commit a row for each; for no letters it fails, too, where it would for one: right, table, standby."""
     await connection.execute(

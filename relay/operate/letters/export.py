@@ -13,11 +13,11 @@ from relay.config.settings import BrokerSettings
 from relay.errors import UsageError
 from relay.observe.printable import printable_json
 from relay.operate.letters.document import document
-from relay.operate.letters.letter import Held, Selection
+from relay.operate.letters.letter import Held, LetterSelection
 from relay.operate.letters.read import Read, read_letters
 
 
-async def export(broker: BrokerSettings, queue: str, selection: Selection, file: IO[bytes]) -> Read:
+async def export(broker: BrokerSettings, queue: str, selection: LetterSelection, file: IO[bytes]) -> Read:
     """Write each letter that is meant as a line; raises as `queue.opened`."""
 
     def write(held: Held) -> None:

@@ -62,7 +62,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class LetterSelection:
     """Which dead letters; what is `None` or empty selects nothing away."""
 
     message_ids: frozenset[str] = field(default_factory=frozenset)
@@ -92,7 +92,7 @@ class Selection:
         return given
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> "Selection":
+    def from_json(cls, stored: dict[str, Any]) -> "LetterSelection":
         values = {each.name: stored[each.name] for each in fields(cls) if each.name in stored}
         if "message_ids" in values:
             values["message_ids"] = frozenset(values["message_ids"])

@@ -44,7 +44,7 @@ LOST = (AMQPError, ChannelInvalidStateError, OSError)
 
 
 @dataclass(slots=True)
-class Page:
+class LetterPage:
     """The letters of one channel, in their order."""
 
     channel: AbstractChannel
@@ -76,7 +76,7 @@ class DeadQueue:
         self._broker = broker
         self._connection = connection
         self._outgoing = CopyPublisher(broker, "relay dead-letters copies")
-        self._page: Page | None = None
+        self._page: LetterPage | None = None
         self._held: list[AbstractChannel] = []
         self._left = 0  # letters of theirs, without those of the page
         self._renewed = 0  # letters that are in the queue as copies
@@ -170,7 +170,7 @@ class DeadQueue:
                 await asyncio.sleep(LOOK_INTERVAL)
         await self._outgoing.close()
 
-    async def _next_page(self, size: int) -> Page:
+    async def _next_page(self, size: int) -> LetterPage:
         if len(self._held) == MOST_CHANNELS:
             raise BusyError(
                 f"{self.read} letters of {self.name!r} are held, and a broker allows no more channels for them."
@@ -183,7 +183,7 @@ class DeadQueue:
             await channel.basic_qos(prefetch_count=size)
             # One consumer, and no basic.get: a hundred letters of that came back in any order.
             consumer = await channel.basic_consume(self.name, arrived.put)
-        page = Page(channel, [])
+        page = LetterPage(channel, [])
         quiet = 0.0
         while len(page.letters) < size and quiet < PATIENCE:
             try:

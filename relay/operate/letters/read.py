@@ -7,7 +7,7 @@ from shlex import quote
 
 from relay.config.settings import BrokerSettings
 from relay.errors import NotFoundError
-from relay.operate.letters.letter import Held, Letter, Selection
+from relay.operate.letters.letter import Held, Letter, LetterSelection
 from relay.operate.letters.queue import PAGE, opened
 
 
@@ -26,7 +26,9 @@ class Read:
     warning: str | None
 
 
-async def read_letters(broker: BrokerSettings, queue: str, selection: Selection, take: Callable[[Held], None]) -> Read:
+async def read_letters(
+    broker: BrokerSettings, queue: str, selection: LetterSelection, take: Callable[[Held], None]
+) -> Read:
     """Call `take` with each letter of the queue that is meant, first to last; raises as `queue.opened`."""
     matched = 0
     limit = selection.limit
@@ -43,14 +45,14 @@ async def read_letters(broker: BrokerSettings, queue: str, selection: Selection,
     return Read(dead.count, matched, dead.refusal)
 
 
-async def list_letters(broker: BrokerSettings, queue: str, selection: Selection) -> tuple[list[Letter], Read]:
+async def list_letters(broker: BrokerSettings, queue: str, selection: LetterSelection) -> tuple[list[Letter], Read]:
     """Return the letters that are meant, without their bodies."""
     letters: list[Letter] = []
     return letters, await read_letters(broker, queue, selection, lambda held: letters.append(held.letter))
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenLetters:
     """What is known of letters that may be thrown away."""
 
     matched: int
@@ -59,7 +61,7 @@ class Seen:
     warning: str | None
 
 
-async def look_through(broker: BrokerSettings, queue: str, selection: Selection, *, first: int) -> Seen:
+async def look_through(broker: BrokerSettings, queue: str, selection: LetterSelection, *, first: int) -> SeenLetters:
     """Look at all letters that are meant, and keep the first so many: a queue may have a million."""
     letters: list[Letter] = []
     oldest: datetime | None = None
@@ -72,13 +74,13 @@ async def look_through(broker: BrokerSettings, queue: str, selection: Selection,
         oldest = min((each for each in (oldest, letter.last_failed_at) if each is not None), default=None)
 
     read = await read_letters(broker, queue, selection, note)
-    return Seen(read.matched, oldest, letters, read.warning)
+    return SeenLetters(read.matched, oldest, letters, read.warning)
 
 
-def seen_of(letters: Sequence[Letter], *, matched: int, warning: str | None, first: int) -> Seen:
+def seen_of(letters: Sequence[Letter], *, matched: int, warning: str | None, first: int) -> SeenLetters:
     """Return what `look_through` does, of letters that were listed."""
     failed = [each.last_failed_at for each in letters if each.last_failed_at is not None]
-    return Seen(matched, min(failed, default=None), list(letters[:first]), warning)
+    return SeenLetters(matched, min(failed, default=None), list(letters[:first]), warning)
 
 
 async def count_letters(broker: BrokerSettings, queue: str) -> int:
@@ -99,7 +101,7 @@ async def show_letter(broker: BrokerSettings, queue: str, message_id: str) -> He
         NotFoundError: it is not there.
     """
     found: list[Held] = []
-    await read_letters(broker, queue, Selection(message_ids=frozenset({message_id}), limit=1), found.append)
+    await read_letters(broker, queue, LetterSelection(message_ids=frozenset({message_id}), limit=1), found.append)
     if not found:
         raise NotFoundError(f"no letter of {queue} has the message id {message_id}: see {list_command(queue)}")
     return found[0]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from relay.consume.failed.queues import partition_queue_names
 from relay.errors import NotFoundError
 from relay.jobs.job import Job
-from relay.jobs.work import Outcome, Stuck, Waits, stage_of
+from relay.jobs.work import StageOutcome, Stuck, Waits, stage_of
 from relay.operate.letters.letter import Held
 from relay.operate.letters.queue import DeadQueue
 
@@ -79,7 +79,7 @@ class Trial:
                 self._took[each.letter.key or each] += max(0.0, took)
                 self._undelivered.add(queue)
 
-    async def look(self, queue: DeadQueue, most: float | None) -> Outcome | Waits | Stuck:
+    async def look(self, queue: DeadQueue, most: float | None) -> StageOutcome | Waits | Stuck:
         """Return what came of the stage, as soon as it is known.
 
         Args:
@@ -110,11 +110,11 @@ class Trial:
         self._earlier -= self._came
         self._forget()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> StageOutcome:
         size, failing = max(self._size, 1), self._came + self._refused
         words = f"letters that failed while a stage of {size} was tried: {failing}, or {failing / size:.0%}"
         position = self.expected + self._came
-        return Outcome(rows=size, failing=failing, failed=self._came, words=words, position=position)
+        return StageOutcome(rows=size, failing=failing, failed=self._came, words=words, position=position)
 
     def _give_up(self, dead: str) -> Stuck:
         if self._until is not None:

@@ -21,12 +21,12 @@ from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume.failed.envelope import sent_back
 from relay.consume.failed.queues import came_from, dead_queue_name
 from relay.errors import NotFoundError, PartlyDoneError, UsageError
-from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, State, make_job
+from relay.jobs.job import NO_CAUTION, Caution, Job, JobState, Kind, Order, Source, make_job
 from relay.jobs.pace import FULL, Pace
-from relay.jobs.work import Did, Ended, Outcome, Save, Step, Stuck, Waits, stage_of
+from relay.jobs.work import Did, Ended, Save, StageOutcome, Step, Stuck, Waits, stage_of
 from relay.logger import get_logger
-from relay.operate.letters.audit import Entry, write_audit
-from relay.operate.letters.letter import SOURCE, Held, Letter, Selection
+from relay.operate.letters.audit import AuditEntry, write_audit
+from relay.operate.letters.letter import SOURCE, Held, Letter, LetterSelection
 from relay.operate.letters.queue import ACKNOWLEDGED_PAGE, PAGE, Copy, DeadQueue, opened
 from relay.operate.letters.read import list_command
 from relay.operate.letters.trial import Trial
@@ -41,7 +41,7 @@ Show = Callable[[int, int, int], None]  # letters in the queue, how many were re
 
 
 @dataclass(slots=True)
-class Done:
+class LettersDone:
     """What became of the letters that were meant.
 
     Attributes:
@@ -76,8 +76,8 @@ def queues_of(name: str) -> tuple[str, str]:
 def order_letters(
     connection: Connection,
     schema: str,
-    entry: Entry,
-    selection: Selection,
+    entry: AuditEntry,
+    selection: LetterSelection,
     *,
     caution: Caution = NO_CAUTION,
     by_console: bool = False,
@@ -109,24 +109,24 @@ READ_NOTES = SQL("""
 """)
 
 
-def done_by_console(job: Job) -> Done:
+def done_by_console(job: Job) -> LettersDone:
     """Return what a console has done with letters.
 
     Raises:
         PartlyDoneError: some are left, or the job has not ended.
     """
     queue = entry_of(job).queue
-    if job.state is not State.DONE:
+    if job.state is not JobState.DONE:
         because = f": {job.paused_because}" if job.paused_because else ""
         raise PartlyDoneError(f"{job.words} is {job.state} after {job.done} letters of {queue}{because}")
     if left := (job.selected or 0) - job.done:
         raise PartlyDoneError(
             f"{job.done} letters of {queue} are done, and {left} stay or are not there: see {list_command(queue)}"
         )
-    return Done(queue, chosen=job.done, done=job.done, failed_again=job.failed, job=job.id)
+    return LettersDone(queue, chosen=job.done, done=job.done, failed_again=job.failed, job=job.id)
 
 
-def entry_of(job: Job) -> Entry:
+def entry_of(job: Job) -> AuditEntry:
     """Return what the notes of a job's letters have in common.
 
     Raises:
@@ -137,14 +137,14 @@ def entry_of(job: Job) -> Entry:
     consumed, dead = queues_of(str(queue))
     if queue != dead or sent_to != (consumed if job.kind is Kind.RETRY else None):
         raise UsageError(f"{job.words} is over the queue {queue!r}, into {sent_to!r}: no command orders such a job")
-    return Entry(job.kind, dead, sent_to, job.done_by, job.why or "", job.id)
+    return AuditEntry(job.kind, dead, sent_to, job.done_by, job.why or "", job.id)
 
 
 class _Choice:
     """The letters of a queue that a selection means, and the queues that they came from."""
 
-    def __init__(self, entry: Entry, selection: Selection) -> None:
-        self.done = Done(entry.queue)
+    def __init__(self, entry: AuditEntry, selection: LetterSelection) -> None:
+        self.done = LettersDone(entry.queue)
         self.sent_to = entry.sent_to
         self._selection = selection
         self._found: set[str | None] = set()
@@ -207,11 +207,11 @@ class _Choice:
 class Preview:
     """What a command would do; it changes nothing. `run` it once."""
 
-    def __init__(self, broker: BrokerSettings, entry: Entry, selection: Selection) -> None:
+    def __init__(self, broker: BrokerSettings, entry: AuditEntry, selection: LetterSelection) -> None:
         self._broker = broker
         self._choice = _Choice(entry, selection)
 
-    async def run(self) -> Done:
+    async def run(self) -> LettersDone:
         """Count the letters that the command would send back or throw away; raises OutboxError."""
         choice, done = self._choice, self._choice.done
         async with opened(self._broker, done.queue) as queue:
@@ -227,7 +227,7 @@ class Preview:
         return done
 
 
-async def preview_letters(broker: BrokerSettings, entry: Entry, selection: Selection) -> Done:
+async def preview_letters(broker: BrokerSettings, entry: AuditEntry, selection: LetterSelection) -> LettersDone:
     """Count the letters that a command would change; raises OutboxError."""
     return await Preview(broker, entry, selection).run()
 
@@ -261,7 +261,7 @@ class LettersWork(SessionWork):
         self.doubtful = 0
         self._broker = broker
         self._show = show
-        selection = Selection.from_json(job.filter)
+        selection = LetterSelection.from_json(job.filter)
         is_whole = selection.is_everything and selection.limit is None and job.rate is None and not job.stages
         self.most = PAGE if is_whole else ACKNOWLEDGED_PAGE
         self._choice = _Choice(self.entry, selection)
@@ -276,17 +276,17 @@ class LettersWork(SessionWork):
         doubtful = f"{self.doubtful} more may be and may still be there, " if self.doubtful else ""
         return f"{doubtful}and the others stay"
 
-    def result(self, job: Job) -> Done:
+    def result(self, job: Job) -> LettersDone:
         """Return what became of the letters of this run; `job` as it is behind it.
 
         Raises:
             PartlyDoneError: an operator has cancelled the job.
         """
-        if job.state is State.CANCELLED:
+        if job.state is JobState.CANCELLED:
             return done_by_console(job)
         done = self._choice.done
         done.job = job.id
-        done.is_stopped = job.state is not State.DONE
+        done.is_stopped = job.state is not JobState.DONE
         done.paused_because = job.paused_because
         done.failed_again = job.failed - (0 if done.is_stopped else len(done.refused))
         return done
@@ -316,9 +316,9 @@ class LettersWork(SessionWork):
         letters, self._chosen = self._chosen[:room], self._chosen[room:]
         return await self._settle(letters, save)
 
-    async def outcome(self, save: Save) -> Outcome | Waits | Stuck:
+    async def outcome(self, save: Save) -> StageOutcome | Waits | Stuck:
         found = await self._trial.look(self._queue, save.job.stop_when_failing)
-        if isinstance(found, Outcome):
+        if isinstance(found, StageOutcome):
             await save(self._connection, found)
             self._trial.end()
         return found

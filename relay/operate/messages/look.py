@@ -25,7 +25,7 @@ STEP = 64  # blocks at once
 AROUND = 8  # blocks: marks that ran at the same time are not quite in order
 
 
-class State(StrEnum):
+class MessageState(StrEnum):
     """Where a row can be."""
 
     PENDING = "pending"
@@ -35,7 +35,7 @@ class State(StrEnum):
     SENT = "sent"
 
 
-WAITING = tuple(state for state in State if state is not State.SENT)
+WAITING = tuple(state for state in MessageState if state is not MessageState.SENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Search:
         until: exclusive.
     """
 
-    state: State = State.SENT
+    state: MessageState = MessageState.SENT
     row: RowId | None = None  # its id, or its message id
     aggregate_type: str | None = None
     aggregate_id: str | None = None
@@ -96,7 +96,7 @@ class FoundLine:
     aggregate_type: str
     aggregate_id: str | None
     event_type: str
-    state: State
+    state: MessageState
     created_at: datetime
     sent_at: datetime | None
     attempts: int
@@ -175,7 +175,7 @@ def search(connection: psycopg.Connection, schema: str, wanted: Search, *, after
     """
     if wanted.row is not None and after is None and (found := _find_waiting(connection, schema, wanted.row)):
         return FoundPage(found, None)
-    if wanted.row is not None or wanted.state is State.SENT:
+    if wanted.row is not None or wanted.state is MessageState.SENT:
         return _search_sent(connection, schema, wanted, after)
     return _search_waiting(connection, schema, wanted, after)
 
@@ -195,7 +195,7 @@ def _search_waiting(connection: psycopg.Connection, schema: str, wanted: Search,
     key = OF_KEY.format(wanted.aggregate_type, wanted.aggregate_id) if has_key else SQL("")
     matches = _matches(wanted, "created_at")
     is_all = matches == SQL("true")
-    rows = (OF_LANES if wanted.state is State.PENDING else OF_STATE).format(
+    rows = (OF_LANES if wanted.state is MessageState.PENDING else OF_STATE).format(
         schema=Identifier(schema),
         state=wanted.state,
         after=int(after or 0),

@@ -12,7 +12,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.consume.message import id_of_writer
 from relay.errors import NotFoundError
-from relay.operate.messages.look import WAITING, Place, State, of_day
+from relay.operate.messages.look import WAITING, MessageState, Place, of_day
 from relay.operate.messages.whereabouts import RowId
 
 
@@ -25,7 +25,7 @@ class FoundMessage:
     aggregate_type: str
     aggregate_id: str | None
     event_type: str
-    state: State
+    state: MessageState
     lane: int
     created_at: datetime
     available_at: datetime | None

@@ -28,8 +28,8 @@ from relay.operate.messages.message import note_reveal
 from relay.operate.messages.whereabouts import row_ids
 from relay.operate.operation import BULK_TIMEOUT, Effect, Operation, Role, Servers, operation
 from relay.operate.paging import next_cursor, read_cursor
-from relay.operate.parked.read import ARCHIVED, PARKED, Parked, ParkedMessage, Selection, list_parked, show_parked
-from relay.operate.parked.work import Done, order_rows, rows_not_found
+from relay.operate.parked.read import ARCHIVED, PARKED, Parked, ParkedMessage, ParkedSelection, list_parked, show_parked
+from relay.operate.parked.work import ParkedDone, order_rows, rows_not_found
 from relay.operate.parked.work import preview as count_changed
 
 FIRST_PART = 1000  # characters of a payload, unless all of it is wanted
@@ -45,10 +45,10 @@ class ParkedFilter(MessageFilter):
     reason: Annotated[Text | None, Field(description="A part of the reason.")] = None
     group: Group = None
 
-    def selection(self, limit: int | None) -> Selection:
+    def selection(self, limit: int | None) -> ParkedSelection:
         """Return the rows that it means; UsageError for what is no id."""
         ids = row_ids(self.ids)
-        return Selection(
+        return ParkedSelection(
             ids=[each for each in ids if isinstance(each, int)] or None,
             message_ids=[each for each in ids if isinstance(each, UUID)] or None,
             aggregate_type=self.aggregate_type,
@@ -121,7 +121,7 @@ def list_(at: Servers, asked: ListParked) -> ParkedPage:
 
 
 @operation("parked.preview", "GET /parked/preview", Role.VIEWER)
-def preview(at: Servers, asked: PreviewParked) -> Done:
+def preview(at: Servers, asked: PreviewParked) -> ParkedDone:
     """Count exactly what a job of this kind would do now."""
     with at.connect(BULK_TIMEOUT) as connection:
         return count_changed(connection, at.schema, asked.kind, asked.selection(asked.limit))

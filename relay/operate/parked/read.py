@@ -43,7 +43,7 @@ OF_GROUP_ARCHIVED = SQL("""{schema}.failure_group(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class ParkedSelection:
     """Which parked rows; what is `None` selects nothing away."""
 
     ids: list[int] | None = None
@@ -59,7 +59,7 @@ class Selection:
     def is_everything(self) -> bool:
         return all(value is None for name, value in asdict(self).items() if name != "limit")
 
-    def at_most(self, limit: int) -> "Selection":
+    def at_most(self, limit: int) -> "ParkedSelection":
         return replace(self, limit=limit)
 
     def as_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Selection:
         return given
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> "Selection":
+    def from_json(cls, stored: dict[str, Any]) -> "ParkedSelection":
         values = {each.name: stored[each.name] for each in fields(cls) if each.name in stored}
         if "message_ids" in values:
             values["message_ids"] = [UUID(text) for text in values["message_ids"]]
@@ -146,7 +146,7 @@ COUNT_PARKED = SQL("""
 def list_parked(
     connection: psycopg.Connection,
     schema: str,
-    selection: Selection,
+    selection: ParkedSelection,
     *,
     with_held: bool,
     state: str = PARKED,
@@ -164,7 +164,7 @@ def list_parked(
 def first_parked(
     connection: psycopg.Connection,
     schema: str,
-    selection: Selection,
+    selection: ParkedSelection,
     *,
     with_held: bool,
     state: str = PARKED,

@@ -15,11 +15,11 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import UsageError
-from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, State, make_job, operator
+from relay.jobs.job import NO_CAUTION, Caution, Job, JobState, Kind, Order, Source, make_job, operator
 from relay.jobs.pace import FULL, Pace
-from relay.jobs.work import Did, Ended, Outcome, Save, Step, Waits, stage_of
+from relay.jobs.work import Did, Ended, Save, StageOutcome, Step, Waits, stage_of
 from relay.operate.messages.whereabouts import whereabouts
-from relay.operate.parked.read import ARCHIVED, PARKED, Selection, composed, scalar
+from relay.operate.parked.read import ARCHIVED, PARKED, ParkedSelection, composed, scalar
 from relay.operate.session import SessionWork
 from relay.servers.postgres.database import one
 
@@ -58,14 +58,14 @@ FATES = SQL("""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ParkedDone:
     """What a job over rows did, or would do."""
 
     chosen: int  # heads retried, discarded, archived or restored
     released: int  # rows let go behind them
     not_found: list[str]  # what was named and is no such row, with the reason
     job: int | None = field(default=None, compare=False)  # None: a preview
-    state: State = field(default=State.DONE, compare=False)  # of the job
+    state: JobState = field(default=JobState.DONE, compare=False)  # of the job
 
 
 READ_HEADS = SQL("""
@@ -80,21 +80,21 @@ COUNT_RELEASED = SQL("SELECT count(*) FROM ({fates}) AS fate WHERE goes")
 NOW = SQL("SELECT clock_timestamp()")
 
 
-def preview(connection: psycopg.Connection, schema: str, kind: Kind, selection: Selection) -> Done:
+def preview(connection: psycopg.Connection, schema: str, kind: Kind, selection: ParkedSelection) -> ParkedDone:
     """Return exactly what a job of this kind would do now; changes nothing."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         parameters = _all_heads(connection, selection)
         heads = [row[0] for row in connection.execute(_heads(schema, kind, selection), parameters)]
         released = scalar(connection, _with_fates(schema, COUNT_RELEASED), {"heads": heads})
-        return Done(len(heads), released, rows_not_found(connection, schema, kind, selection))
+        return ParkedDone(len(heads), released, rows_not_found(connection, schema, kind, selection))
 
 
 def order_rows(
     connection: psycopg.Connection,
     schema: str,
     kind: Kind,
-    selection: Selection,
+    selection: ParkedSelection,
     *,
     by: str | None = None,
     why: str | None = None,
@@ -231,7 +231,7 @@ class ParkedWork(SessionWork):
         super().__init__(database)
         self.pace = Pace(job.rate or FULL, grain=GRAIN)
         self.left = f"the others stay {_state_of(job.kind)}"
-        self._selection = Selection.from_json(job.filter)
+        self._selection = ParkedSelection.from_json(job.filter)
 
     async def step(self, room: int, save: Save) -> Step:
         job, connection = save.job, self._connection
@@ -248,7 +248,7 @@ class ParkedWork(SessionWork):
                 await connection.execute(RING.format(name=f"{self._schema}.doorbell"))
         return did
 
-    async def outcome(self, save: Save) -> Outcome | Waits:
+    async def outcome(self, save: Save) -> StageOutcome | Waits:
         job, connection = {"job": save.job.id}, self._connection
         async with connection.transaction():
             await save.check(connection)
@@ -257,7 +257,7 @@ class ParkedWork(SessionWork):
             if pending:
                 return Waits(OUTCOME_POLL)
             words = f"{failing} of {rows} rows of the stage failed again: {failing / max(rows, 1):.0%}"
-            outcome = Outcome(rows=rows, failing=failing, failed=failing, words=words)
+            outcome = StageOutcome(rows=rows, failing=failing, failed=failing, words=words)
             await connection.execute(self._sql(END_STAGE), job)
             await save(connection, outcome)
         return outcome
@@ -300,7 +300,7 @@ READ_NOT_FOUND = SQL("""
 """)
 
 
-def rows_not_found(connection: psycopg.Connection, schema: str, kind: Kind, selection: Selection) -> list[str]:
+def rows_not_found(connection: psycopg.Connection, schema: str, kind: Kind, selection: ParkedSelection) -> list[str]:
     """Return what was named and is no row that a job of this kind could change, with the reason."""
     state = _state_of(kind)
     named = {"ids": selection.ids or [], "message_ids": selection.message_ids or [], "state": state}
@@ -318,12 +318,12 @@ def _state_of(kind: Kind) -> str:
     return ARCHIVED if kind is Kind.RESTORE else PARKED
 
 
-def _all_heads(connection: psycopg.Connection, selection: Selection) -> dict[str, Any]:
+def _all_heads(connection: psycopg.Connection, selection: ParkedSelection) -> dict[str, Any]:
     """Return the parameters of `_heads` that read all that a selection has now."""
     return {**asdict(selection), "after": 0, "until": scalar(connection, NOW), "batch": selection.limit}
 
 
-def _heads(schema: str, kind: Kind, selection: Selection) -> Composed:
+def _heads(schema: str, kind: Kind, selection: ParkedSelection) -> Composed:
     """Return the statement that reads the next rows of a job."""
     return composed(schema, READ_HEADS, _state_of(kind), is_of_group=selection.group is not None)
 

@@ -11,20 +11,19 @@ import psycopg
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume.failed.queues import dead_queue_name
 from relay.errors import OutboxError, UsageError
-from relay.operate.letters.letter import Held
-from relay.operate.letters.letter import Selection as Letters
+from relay.operate.letters.letter import Held, LetterSelection
 from relay.operate.letters.read import read_letters
 from relay.operate.messages.whereabouts import WhyMissing, find_rows
 from relay.operate.reconcile.inbox import OWN, InboxReader
 from relay.operate.reconcile.interval import Interval
-from relay.operate.reconcile.report import Report
+from relay.operate.reconcile.report import ReconcileReport
 from relay.operate.reconcile.run import Question, Show, reconcile
 from relay.operate.sent.moment import parse_interval, parse_length
-from relay.operate.sent.selection import Selection, now
+from relay.operate.sent.selection import SentSelection, now
 from relay.operate.session import session
 from relay.servers.postgres.database import refuse_pooler
 
-EVERY_LETTER = Letters()
+EVERY_LETTER = LetterSelection()
 FIRST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)  # nothing was sent before
 LONGEST_GRACE = timedelta(days=36_500)
 
@@ -50,7 +49,7 @@ class ReconcileRequest:
 class Reconciled:
     """The report, and in words where each named message is that was not compared."""
 
-    report: Report
+    report: ReconcileReport
     not_compared: list[str]
 
 
@@ -89,7 +88,7 @@ def ask(
         first = max(first, FIRST_MOMENT)
         question = Question(
             interval=Interval(first, max(first, min(end or moment, moment)), moment, grace),
-            selection=Selection(
+            selection=SentSelection(
                 message_ids=list(asked.message_ids) or None,
                 aggregate_type=asked.aggregate_type,
                 aggregate_id=asked.aggregate_id,

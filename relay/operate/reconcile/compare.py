@@ -13,7 +13,7 @@ from operator import attrgetter
 from uuid import UUID
 
 from relay.operate.reconcile.inbox import AppliedMessage, Handled
-from relay.operate.reconcile.report import Consumer, Count, Duplicate, Lost, Missing
+from relay.operate.reconcile.report import ConsumerReport, Count, Duplicate, Lost, Missing
 from relay.operate.reconcile.table import TableRow
 
 ROWS_PER_LOOK = 1000  # in the inbox, by its primary key
@@ -47,10 +47,10 @@ class Comparison:
         look_up_lost: LookUpLost,
     ) -> None:
         self._tallies = {
-            name: Consumer(name, event_types=handled.event_types, queues=handled.queues)
+            name: ConsumerReport(name, event_types=handled.event_types, queues=handled.queues)
             for name, handled in consumers.items()
         }
-        self._by_type: dict[str, list[Consumer]] = {}
+        self._by_type: dict[str, list[ConsumerReport]] = {}
         self._lost_from, self._lost_until = lost_between
         self._limit = limit
         self._look_up_applied = look_up_applied
@@ -80,7 +80,7 @@ class Comparison:
         self._settle_unapplied()
         self._settle_without_row()
 
-    def consumers(self) -> list[Consumer]:
+    def consumers(self) -> list[ConsumerReport]:
         """Return what was found of each consumer, by name."""
         for tally in self._tallies.values():
             tally.applied = tally.expected - tally.missing - tally.dead
@@ -108,7 +108,7 @@ class Comparison:
                 if tally.consumer not in applied_by:
                     self._unapplied.append((tally.consumer, row))
 
-    def _handling(self, event_type: str) -> list[Consumer]:
+    def _handling(self, event_type: str) -> list[ConsumerReport]:
         if event_type not in self._by_type:
             self._by_type[event_type] = [
                 each for each in self._tallies.values() if each.event_types is None or event_type in each.event_types
@@ -126,7 +126,7 @@ class Comparison:
             if not any((name, inbox_id) in applied for inbox_id in row.inbox_ids):
                 self._note_missing(self._tallies[name], row)
 
-    def _note_missing(self, tally: Consumer, row: TableRow) -> None:
+    def _note_missing(self, tally: ConsumerReport, row: TableRow) -> None:
         assert row.sent_at is not None, "only sent rows are expected"  # noqa: S101
         if any(row.message_id in self._look_up_dead(queue) for queue in tally.queues):
             tally.dead += 1

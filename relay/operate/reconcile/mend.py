@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from relay.operate.reconcile.compare import IDS_KEPT
 from relay.operate.reconcile.report import Mend
-from relay.operate.sent.selection import Selection
+from relay.operate.sent.selection import SentSelection
 
 
 def mend_command(
@@ -14,7 +14,7 @@ def mend_command(
     *,
     first_sent: datetime,
     last_sent: datetime,
-    selection: Selection,
+    selection: SentSelection,
     event_types: Collection[str],
     flags: Iterable[str],
 ) -> Mend:

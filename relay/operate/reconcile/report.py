@@ -32,7 +32,7 @@ class Lost:
 
 
 @dataclass(slots=True)
-class Consumer:
+class ConsumerReport:
     """What one consumer has applied of what was sent; of `missing_first` and `lost_first` no more than asked for."""
 
     consumer: str
@@ -75,7 +75,7 @@ class Mend:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReconcileReport:
     """All that was found; `differences` has a line for each kind that is not as it should be."""
 
     since: datetime
@@ -83,7 +83,7 @@ class Report:
     expected_until: datetime  # what was sent later is within the grace period
     kept_from: datetime | None  # rows that were sent before are no longer kept
     rows: list[Count]
-    consumers: list[Consumer]
+    consumers: list[ConsumerReport]
     duplicates: int
     duplicates_first: list[Duplicate]
     repeated_keys: int | None  # None: not asked for

@@ -19,9 +19,9 @@ from relay.operate.reconcile.compare import Comparison, LookUpDead
 from relay.operate.reconcile.inbox import AppliedMessage, InboxReader
 from relay.operate.reconcile.interval import Interval
 from relay.operate.reconcile.mend import mend_command
-from relay.operate.reconcile.report import Mend, RepeatedKey, Report
+from relay.operate.reconcile.report import Mend, ReconcileReport, RepeatedKey
 from relay.operate.reconcile.table import TableRow, find_ids, list_rows
-from relay.operate.sent.selection import Selection, first_day
+from relay.operate.sent.selection import SentSelection, first_day
 
 # What is done, how many rows are read, and how many there are; None while the database lists them.
 Show = Callable[[str, int, int | None], None]
@@ -35,7 +35,7 @@ class Question:
     """What must be compared; `selection` is what the consumers are expected to apply."""
 
     interval: Interval
-    selection: Selection
+    selection: SentSelection
     consumers: list[str] | None = None  # None: all that the inbox knows
     with_repeated_keys: bool = False
     limit: int = 20  # of each kind, how many are named
@@ -50,7 +50,7 @@ def reconcile(
     *,
     look_up_dead: LookUpDead = lambda _: frozenset(),
     show: Show = lambda *_: None,
-) -> Report:
+) -> ReconcileReport:
     """Compare; nothing is changed.
 
     Args:
@@ -109,9 +109,9 @@ def _report(
     kept_from: datetime | None,
     comparison: Comparison,
     repeated: tuple[int, list[RepeatedKey]] | None,
-) -> Report:
+) -> ReconcileReport:
     interval = question.interval
-    report = Report(
+    report = ReconcileReport(
         since=interval.since,
         until=interval.until,
         expected_until=interval.expected_until,
@@ -143,7 +143,7 @@ def _mend(question: Question, comparison: Comparison) -> Mend | None:
     )
 
 
-def _differences(report: Report) -> Iterable[str]:
+def _differences(report: ReconcileReport) -> Iterable[str]:
     for each in report.consumers:
         if each.missing:
             yield f"{each.missing} of {each.expected} that were sent are not in the inbox of {each.consumer}"

@@ -13,7 +13,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 from relay.consume.apply.inbox import ID_OF_WRITER
 from relay.consume.message import id_of_writer
 from relay.operate.reconcile.interval import Interval
-from relay.operate.sent.selection import Selection
+from relay.operate.sent.selection import SentSelection
 
 FETCH_ROWS = 5000
 
@@ -59,7 +59,7 @@ ROWS = SQL("""
 """)
 
 
-def rows_statement(schema: str, interval: Interval, selection: Selection) -> Composed:
+def rows_statement(schema: str, interval: Interval, selection: SentSelection) -> Composed:
     """Return the SELECT of `TableRow`s in the order of message_id; constants, so that other days are left out."""
     moments = {
         "since": interval.since,
@@ -82,7 +82,7 @@ TO_START = SQL("MOVE ABSOLUTE 0 IN {}").format(Identifier(ROWS_CURSOR))
 
 @contextmanager
 def list_rows(
-    connection: psycopg.Connection, schema: str, interval: Interval, selection: Selection
+    connection: psycopg.Connection, schema: str, interval: Interval, selection: SentSelection
 ) -> Iterator[tuple[int, Iterator[TableRow]]]:
     """Sort the rows in the database; give their number, and them in the order of message_id."""
     with listed(connection, ROWS_CURSOR, rows_statement(schema, interval, selection)) as rows:

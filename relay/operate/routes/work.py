@@ -17,7 +17,7 @@ from relay.engine.session.session import ROUTES_CHANGED, nodes_channel
 from relay.errors import UsageError
 from relay.jobs.job import Job, Kind, Order, Source, make_job
 from relay.jobs.pace import FULL, Pace
-from relay.jobs.work import Did, Ended, Outcome, Save, Step, Waits
+from relay.jobs.work import Did, Ended, Save, StageOutcome, Step, Waits
 from relay.operate.messages.whereabouts import RowId
 from relay.operate.routes.quarantine import (
     LOCK_ROUTE,
@@ -126,7 +126,7 @@ class DiscardWork(SessionWork):
             await save(connection, did)
         return did
 
-    async def outcome(self, save: Save) -> Outcome:
+    async def outcome(self, save: Save) -> StageOutcome:
         raise UsageError(f"{save.job.words} has stages: what is discarded has no outcome")
 
     def _may_wait(self) -> bool:

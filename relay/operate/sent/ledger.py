@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from relay.engine.row import Row
-from relay.jobs.work import Failure
+from relay.jobs.work import RowFailure
 
 
 class Ledger:
@@ -23,10 +23,10 @@ class Ledger:
     def __init__(self, position: int) -> None:
         self.position = position
         self.replayed = self.failed = 0
-        self.failures: list[Failure] = []
+        self.failures: list[RowFailure] = []
         self.bytes = 0
         self._order: deque[tuple[int, int]] = deque()  # (id, size)
-        self._settled: dict[int, Failure | None] = {}
+        self._settled: dict[int, RowFailure | None] = {}
 
     @property
     def rows(self) -> int:
@@ -50,7 +50,7 @@ class Ledger:
         self._advance()
 
     def fail(self, row: Row, reason: str) -> None:
-        self._settled[row.id] = Failure(row.id, row.message_id.decode(), reason)
+        self._settled[row.id] = RowFailure(row.id, row.message_id.decode(), reason)
         self._advance()
 
     def take(self, replayed: int, failed: int) -> None:
@@ -58,7 +58,7 @@ class Ledger:
         self.replayed -= replayed
         self.failed -= failed
 
-    def saved(self, failures: Sequence[Failure]) -> None:
+    def saved(self, failures: Sequence[RowFailure]) -> None:
         """These first failures are saved."""
         del self.failures[: len(failures)]
 

@@ -14,7 +14,7 @@ FOREVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class SentSelection:
     """A filter; what is `None` selects nothing away. `since` and `until` mean the time of sending."""
 
     message_ids: list[UUID] | None = None
@@ -30,7 +30,7 @@ class Selection:
         return {name: _plain(value) for name, value in given.items()}
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> "Selection":
+    def from_json(cls, stored: dict[str, Any]) -> "SentSelection":
         known = {each.name for each in fields(cls)} & stored.keys()
         values = {name: stored[name] for name in known}
         for name in ("since", "until"):
@@ -68,7 +68,7 @@ class Day:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRows:
     """Rows that match but for the time: they were not sent yet."""
 
     pending: int
@@ -84,13 +84,13 @@ COUNT_BY_DAY = SQL("""
 """)
 
 
-def count_by_day(connection: psycopg.Connection, schema: str, selection: Selection) -> list[Day]:
+def count_by_day(connection: psycopg.Connection, schema: str, selection: SentSelection) -> list[Day]:
     """Count the rows that a replay made now would select."""
     statement = count_statement(schema, selection, now(connection))
     return [Day(day, rows) for day, rows in connection.execute(statement)]
 
 
-def count_statement(schema: str, selection: Selection, moment: datetime) -> Composed:
+def count_statement(schema: str, selection: SentSelection, moment: datetime) -> Composed:
     """Return the SELECT of what was sent before the moment, by day."""
     return COUNT_BY_DAY.format(
         schema=Identifier(schema), conditions=selection.conditions(), **selection.times_before(moment)
@@ -104,11 +104,11 @@ COUNT_WAITING = SQL("""
 """)
 
 
-def count_waiting(connection: psycopg.Connection, schema: str, selection: Selection) -> Waiting:
+def count_waiting(connection: psycopg.Connection, schema: str, selection: SentSelection) -> WaitingRows:
     """Count the rows that match and were not sent yet."""
     statement = COUNT_WAITING.format(schema=Identifier(schema), conditions=selection.conditions())
     row = connection.execute(statement).fetchone()
-    return Waiting(*row) if row else Waiting(0, 0)
+    return WaitingRows(*row) if row else WaitingRows(0, 0)
 
 
 FIRST_DAY = SQL("""

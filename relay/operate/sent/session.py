@@ -23,7 +23,7 @@ from relay.errors import DeadlineError
 from relay.jobs.job import Job
 from relay.jobs.work import Answer, Save
 from relay.logger import get_logger
-from relay.operate.sent.selection import Selection
+from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.target import Trace
 from relay.servers.postgres.database import connect_async, require_session
 
@@ -229,7 +229,7 @@ class ReplaySession:
 
 def places_statement(schema: str, job: Job, after: int) -> Composed:
     """Return the SELECT of the places of a job's rows with an id above `after`."""
-    selection = Selection.from_json(job.filter)
+    selection = SentSelection.from_json(job.filter)
     selected = {"conditions": selection.conditions(), **selection.times_before(job.made_at)}
     return PLACES.format(schema=Identifier(schema), **selected, after=Literal(after), size=BODY_SIZE)
 

@@ -25,10 +25,10 @@ from relay.engine.send.sender import Sender
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, OutboxError, PartlyDoneError, leaves
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, operator
 from relay.jobs.pace import FULL, Pace
-from relay.jobs.work import Answer, Did, Ended, Outcome, Save, Step, stage_of
+from relay.jobs.work import Answer, Did, Ended, Save, StageOutcome, Step, stage_of
 from relay.logger import get_logger
 from relay.operate.sent.ledger import Ledger
-from relay.operate.sent.selection import Selection
+from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.session import ReplaySession
 from relay.operate.sent.target import SAME, Target, Trace
 from relay.runtime.backoff import backoff, wait_for_event
@@ -52,7 +52,7 @@ BESIDE_LIVE = 1000.0  # messages a second next to live traffic
 def order_replay(
     connection: psycopg.Connection,
     schema: str,
-    selection: Selection,
+    selection: SentSelection,
     *,
     by: str | None = None,
     why: str | None = None,
@@ -180,12 +180,12 @@ class ReplayWork:
         ledger.take(did.done, did.failed)
         return did
 
-    async def outcome(self, save: Save) -> Outcome:
+    async def outcome(self, save: Save) -> StageOutcome:
         stage = stage_of(save.job)
         begin = stage.begin if stage else 0
         rows, failing = save.job.tried - begin, self._stage_failed
         words = f"{failing} of {rows} rows of the stage failed"
-        outcome = Outcome(rows=rows, failing=failing, failed=0, words=words)
+        outcome = StageOutcome(rows=rows, failing=failing, failed=0, words=words)
         failures = list(self._ledger.failures)
         await self.use(lambda connection: save(connection, outcome, failures=failures))
         self._ledger.saved(failures)

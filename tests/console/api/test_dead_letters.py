@@ -9,9 +9,9 @@ from pamqp.commands import Basic
 
 from relay.config.settings import DatabaseSettings, Settings
 from relay.console import runner
-from relay.jobs.job import Job, State, resume_job
+from relay.jobs.job import Job, JobState, resume_job
 from relay.jobs.runner import Run
-from relay.operate.letters.letter import Selection
+from relay.operate.letters.letter import LetterSelection
 from relay.operate.letters.work import order_letters
 from relay.operate.operation import Role
 from relay.operate.session import session
@@ -122,7 +122,7 @@ async def test_a_job_that_is_resumed_while_its_run_ends_goes_on(
 
     async def run_and_resume(this: Run) -> Job:
         ended = await run(this)
-        if ended.state is State.PAUSED:
+        if ended.state is JobState.PAUSED:
             with session(database) as connection:
                 resume_job(connection, "outbox", ended.id, by="ada")
         return ended
@@ -175,7 +175,7 @@ async def test_a_console_that_is_killed_over_letters_is_followed_by_one_that_goe
     """Killed behind the audit and before the acknowledgement, the worst moment: the counts are exact all the same."""
     sent = await letters.put_all(5)
     with session(database) as connection:
-        job = order_letters(connection, "outbox", RETRY, Selection(), by_console=True)
+        job = order_letters(connection, "outbox", RETRY, LetterSelection(), by_console=True)
     relay = Commands(tmp_path, RELAY_DATABASE_URL=database.url.get_secret_value())
     async with proxied(letters.broker) as (proxy, far):
         proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.sent.selection import Selection
+from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.work import order_replay
 from relay.retention.kind import SENT_AND_ARCHIVED
 from tests.engine.retention.conftest import OLD, round_of
@@ -26,7 +26,7 @@ async def test_an_unfinished_replay_keeps_the_days_that_it_reads(
     days.add(OLD, 3)
     begin = since and datetime.now(UTC) - timedelta(days=since)
     with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
-        job = order_replay(connection, "outbox", Selection(since=begin or None))
+        job = order_replay(connection, "outbox", SentSelection(since=begin or None))
 
     (kept,) = await round_of(database)
     days.run("UPDATE outbox.job SET state = 'cancelled'")
@@ -39,9 +39,9 @@ async def test_an_unfinished_replay_keeps_the_days_that_it_reads(
 
 @pytest.mark.parametrize(
     "selection",
-    [Selection(since=datetime.now(UTC) - timedelta(days=3)), Selection(until=datetime(2000, 1, 1, tzinfo=UTC))],
+    [SentSelection(since=datetime.now(UTC) - timedelta(days=3)), SentSelection(until=datetime(2000, 1, 1, tzinfo=UTC))],
 )
-async def test_a_replay_keeps_no_other_days(days: Days, database: DatabaseSettings, selection: Selection) -> None:
+async def test_a_replay_keeps_no_other_days(days: Days, database: DatabaseSettings, selection: SentSelection) -> None:
     days.add(OLD, 3)
     with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
         order_replay(connection, "outbox", selection)
@@ -54,7 +54,7 @@ async def test_a_replay_keeps_no_other_days(days: Days, database: DatabaseSettin
 async def test_a_replay_that_is_being_made_keeps_its_days(days: Days, database: DatabaseSettings) -> None:
     days.add(OLD, 3)
     with psycopg.connect(database.url.get_secret_value()) as maker:
-        order_replay(maker, "outbox", Selection())  # not committed
+        order_replay(maker, "outbox", SentSelection())  # not committed
 
         dropping = asyncio.create_task(round_of(database))
         await eventually(lambda: days.value(ADVISORY_WAITS) == 1, "retention waits for it")
@@ -89,7 +89,7 @@ async def test_a_replay_keeps_an_archived_day(days: Days, database: DatabaseSett
         "INSERT INTO outbox.archived_day (day, rows, checksum, path) "
         f"VALUES ((now() AT TIME ZONE 'UTC')::date - {OLD}, 3, 0, 'archive')"
     )
-    order_replay(days.connection, "outbox", Selection())
+    order_replay(days.connection, "outbox", SentSelection())
 
     (postponed,) = await round_of(database, kind=SENT_AND_ARCHIVED)
 
