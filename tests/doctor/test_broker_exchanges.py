@@ -16,6 +16,7 @@ from relay.config.topology import Binding, Exchange, Queue, TopologySettings
 from relay.config.topology import ExchangeType as Type
 from relay.operate.doctor.finding import Finding, Verdict
 from tests.doctor.broker_findings import at, changed, findings_of, verdict
+from tests.operate.rows import Rows
 from tests.support.queues import declare_bound
 from tests.support.rabbitmq import RabbitServer
 
@@ -74,6 +75,18 @@ async def test_the_default_exchange_may_be_missing_where_the_relay_declares_it(s
     )
     assert never.verdict is Verdict.FAILED
     assert "NOT_FOUND - no exchange 'outbox'" in never.words
+
+
+async def test_what_is_listed_may_not_be_missing_while_a_relay_runs(settings: Settings, database_url: str) -> None:
+    listed = settings.model_copy(update={"topology": TopologySettings(queues=(Queue(name="mine"),))})
+    rows = Rows(database_url)
+    with rows.connection:
+        rows.node()
+
+    for check in ("exchange", "queue"):
+        (finding,) = await findings_of(listed, check)
+        assert finding.verdict is Verdict.FAILED
+        assert "`relay topology apply`" in (finding.remedy or "")
 
 
 async def test_what_the_relay_may_not_declare_may_not_be_missing(limited: Settings) -> None:

@@ -32,7 +32,7 @@ from relay.operate.doctor.topology import (
 )
 from relay.operate.routes.quarantine import list_routes
 from relay.operate.session import session
-from relay.operate.status import route_reasons
+from relay.operate.status import list_nodes, route_reasons
 
 # Of the findings about a broker that lets us in, in the order of the checklist; `broker.tls` only where there is some.
 CHECKS = (
@@ -61,9 +61,10 @@ async def _examine(settings: Settings, hosts: list[OpenHost]) -> AsyncIterator[F
     for check in (certificates, versions, clusters, capabilities, net_ticktime):
         for finding in check(hosts):
             yield finding
+    declares = settings.broker.declare and not await asyncio.to_thread(is_relayed, settings)
     for answers in (
-        exchanges_are_there(hosts, settings),
-        queues_are_there(hosts, settings),
+        exchanges_are_there(hosts, settings, declares=declares),
+        queues_are_there(hosts, settings, declares=declares),
         alarms(hosts),  # from here on: a connection that has published in an alarm is heard no more
         exchanges_are_open(hosts, settings),
     ):
@@ -78,6 +79,15 @@ async def _examine(settings: Settings, hosts: list[OpenHost]) -> AsyncIterator[F
         yield finding
     async for finding in message_size(hosts, settings):  # last: it may take its time
         yield finding
+
+
+def is_relayed(settings: Settings) -> bool:
+    """Whether a relay is alive, as far as the database tells."""
+    try:
+        with session(settings.database) as connection:
+            return any(node.alive for node in list_nodes(connection, settings.database.schema_name))
+    except OutboxError:
+        return False
 
 
 REACHED = "broker.reached"

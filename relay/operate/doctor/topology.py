@@ -44,12 +44,18 @@ def published_to(settings: Settings) -> list[str]:
     return list(dict.fromkeys([*(route.exchange for route in settings.routes), settings.broker.exchange]))
 
 
-async def exchanges_are_there(hosts: Sequence[OpenHost], settings: Settings) -> AsyncIterator[Finding]:
-    """See that each exchange is on every host, as listed, and that it outlives a restart of the broker."""
+async def exchanges_are_there(
+    hosts: Sequence[OpenHost], settings: Settings, *, declares: bool
+) -> AsyncIterator[Finding]:
+    """See that each exchange is on every host, as listed, and that it outlives a restart of the broker.
+
+    Args:
+        declares: whether a relay will declare what is missing: one that starts does, one that runs does not.
+    """
     check = "broker.exchange"
     listed = {each.name: each for each in settings.topology.exchanges}
     for name in exchanges(settings):
-        at_start = settings.broker.declare and (name == settings.broker.exchange or name in listed)
+        at_start = declares and (name == settings.broker.exchange or name in listed)
         declaration = exchange_like(name, ExchangeType.TOPIC.value, durable=True) if at_start else None
         missing = await absence(check, f"exchange {name}", hosts, is_exchange(name), declaration=declaration)
         yield missing or await _exchange_as_it_is(check, name, listed.get(name), hosts)
@@ -116,12 +122,12 @@ def addressed_queues(settings: Settings) -> list[str]:
     return list(dict.fromkeys(name for name in named if "{" not in name))
 
 
-async def queues_are_there(hosts: Sequence[OpenHost], settings: Settings) -> AsyncIterator[Finding]:
-    """See that each queue is on every host, and is as it is listed."""
+async def queues_are_there(hosts: Sequence[OpenHost], settings: Settings, *, declares: bool) -> AsyncIterator[Finding]:
+    """See that each queue is on every host, and is as it is listed; `declares` as `exchanges_are_there`."""
     check = "broker.queue"
     listed = {each.name: each for each in settings.topology.queues}
     for name in dict.fromkeys([*addressed_queues(settings), *listed]):
-        at_start = settings.broker.declare and name in listed
+        at_start = declares and name in listed
         declaration = queue_like(name, durable=True, arguments={}) if at_start else None
         missing = await absence(check, f"queue {name}", hosts, is_queue(name), declaration=declaration)
         yield missing or await _queue_as_it_is(check, name, listed.get(name), hosts)
