@@ -83,8 +83,7 @@ def _operations(options: DatabaseOptions | BrokerOptions, server: str | None) ->
     """Return the operations of the console, else those on the servers of the settings.
 
     Raises:
-        UsageError: there is no token, or the URL is one that must not get it; or both a console and a server of the
-            settings are named.
+        UsageError: there is no token, the URL must not get it, or both a console and a server are named.
     """
     if server is None:
         from relay.cli.local import LocalOperations  # noqa: PLC0415  (a console may do it)

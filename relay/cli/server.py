@@ -33,7 +33,7 @@ def read_token() -> str:
     """Return the token for the console.
 
     Raises:
-        UsageError: there is none, or it has a character that cannot be in a token.
+        UsageError: there is no token, or it has a character that cannot be in one.
     """
     token = _find_token()
     if not TOKEN.fullmatch(token):

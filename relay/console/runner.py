@@ -28,7 +28,7 @@ from relay.servers.postgres.statement_fault import StatementFault, fault_of
 log = get_logger(__name__)
 
 LOOK_INTERVAL = 5.0  # seconds between two looks for jobs that another console has left
-KINDS = {  # of jobs, that run beside each other
+KINDS = {  # of jobs, that run at the same time
     "jobs": (Source.PARKED, Source.ARCHIVED, Source.QUARANTINED),
     "letters": (Source.DEAD_LETTER,),
     "replays": (Source.SENT,),
@@ -41,7 +41,7 @@ WAITING = SQL("""
 
 
 class Runner:
-    """Runs jobs over rows, over letters and replays beside each other, and those of a kind one after the other.
+    """Runs jobs over rows, over letters and replays at the same time, and those of a kind one after the other.
 
     Args:
         note: called with an error that nobody has foreseen, and that ended a look for jobs.

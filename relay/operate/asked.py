@@ -1,4 +1,4 @@
-"""What requests are made of: texts and ids that the database can take. Each noun has its requests beside it."""
+"""What requests are made of: texts and ids that the database can take. Each noun has a file of its requests."""
 
 from typing import Annotated, Any
 

@@ -1,6 +1,6 @@
 """An operation is a value: what it asks and gives, what does it, who may, and how the HTTP API calls it.
 
-Each noun declares its operations beside what they ask; relay/operate/operations.py lists them all. The commands, the
+Each noun declares its operations next to their requests; relay/operate/operations.py lists them all. The commands, the
 HTTP API, its client and the console's pages read them.
 """
 
@@ -53,7 +53,7 @@ class Servers:
     """The servers of the settings, on which an operation is done, and for whom.
 
     Args:
-        connect: yields a session, whose statements may take so many seconds; as the settings say when None is given.
+        connect: yields a session, whose statements may take so many seconds; `None`: as the settings say.
         file: the relay.toml that was read, for the doctor.
         by: whom the audit names.
         by_console: a console runs the jobs that are ordered.

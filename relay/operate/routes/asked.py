@@ -224,7 +224,7 @@ def _check_running(routes: Sequence[RouteStatus]) -> None:
     """Refuse routes that an operator has paused.
 
     Raises:
-        UsageError: a probe would try what somebody wants to wait.
+        UsageError: an operator wants a route to wait, which a probe would try.
     """
     if paused := [str(each.id) for each in routes if each.paused_at is not None]:
         raise UsageError(f"paused, so not tried: route {', '.join(paused)}; `relay quarantine resume` tries it")

@@ -76,7 +76,7 @@ def order_replay(
 
 
 class LivePace(Pace):
-    """Lets live traffic keep its pace: as fast as it can while no application writes, and slowly beside one."""
+    """Lets live traffic keep its pace: as fast as it can while no application writes, and slowly while one does."""
 
     def __init__(self) -> None:
         super().__init__(BESIDE_LIVE)
