@@ -19,8 +19,7 @@ import psycopg
 
 from relay.errors import JobTurnedError, OutboxError, PartlyDoneError
 from relay.jobs.job import Job, JobState
-from relay.jobs.pace import NAP
-from relay.jobs.work import Did, Ended, Save, Stage, StageOutcome, Step, Stuck, Waits, Work, stage_of
+from relay.jobs.work import NAP, Did, Ended, Save, Stage, StageOutcome, Step, Stuck, Waits, Work, stage_of
 from relay.logger import get_logger
 from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
 from relay.runtime.stopping import GOODBYE, stopped_by_signals

@@ -2,8 +2,7 @@
 
 from relay.config.settings import DatabaseSettings
 from relay.jobs.job import Job
-from relay.jobs.pace import FULL, Pace
-from relay.jobs.work import Did, Ended, Save, StageOutcome, Step, Waits, stage_of
+from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Waits, stage_of
 from relay.operate.session import SessionWork
 
 MAKE = "CREATE TABLE public.number (id bigint PRIMARY KEY, times integer NOT NULL DEFAULT 0)"

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from relay.config.settings import DatabaseSettings
-from relay.jobs.pace import FULL, SLICE, Pace
-from relay.jobs.work import Save
+from relay.jobs.work import FULL, SLICE, Pace, Save
 from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.session import ReplaySession
 from relay.operate.sent.work import BESIDE_LIVE, LivePace, order_replay

@@ -22,8 +22,7 @@ from relay.consume.failed.envelope import sent_back
 from relay.consume.failed.queues import came_from, dead_queue_name
 from relay.errors import NotFoundError, PartlyDoneError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Job, JobState, Kind, Order, Source, make_job
-from relay.jobs.pace import FULL, Pace
-from relay.jobs.work import Did, Ended, Save, StageOutcome, Step, Stuck, Waits, stage_of
+from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Stuck, Waits, stage_of
 from relay.logger import get_logger
 from relay.operate.letters.audit import AuditEntry, write_audit
 from relay.operate.letters.letter import SOURCE, Held, Letter, LetterSelection

@@ -16,8 +16,7 @@ from psycopg.sql import SQL, Composed, Identifier
 from relay.config.settings import DatabaseSettings
 from relay.errors import UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Job, JobState, Kind, Order, Source, make_job, operator
-from relay.jobs.pace import FULL, Pace
-from relay.jobs.work import Did, Ended, Save, StageOutcome, Step, Waits, stage_of
+from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Waits, stage_of
 from relay.operate.messages.whereabouts import whereabouts
 from relay.operate.parked.read import ARCHIVED, PARKED, ParkedSelection, composed, scalar
 from relay.operate.session import SessionWork

@@ -16,8 +16,7 @@ from relay.config.settings import DatabaseSettings
 from relay.engine.session.session import ROUTES_CHANGED, nodes_channel
 from relay.errors import UsageError
 from relay.jobs.job import Job, Kind, Order, Source, make_job
-from relay.jobs.pace import FULL, Pace
-from relay.jobs.work import Did, Ended, Save, StageOutcome, Step, Waits
+from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Waits
 from relay.operate.messages.whereabouts import RowId
 from relay.operate.routes.quarantine import (
     LOCK_ROUTE,

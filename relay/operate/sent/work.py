@@ -24,8 +24,7 @@ from relay.engine.send.message import REPLAY_ID, REPLAYED_AT
 from relay.engine.send.sender import Sender
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, OutboxError, PartlyDoneError, leaves
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, operator
-from relay.jobs.pace import FULL, Pace
-from relay.jobs.work import Answer, Did, Ended, Save, StageOutcome, Step, stage_of
+from relay.jobs.work import FULL, Answer, Did, Ended, Pace, Save, StageOutcome, Step, stage_of
 from relay.logger import get_logger
 from relay.operate.sent.ledger import Ledger
 from relay.operate.sent.selection import SentSelection
