@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from relay.config.settings import BrokerSettings, HttpSettings, RelaySettings, Settings
+from relay.config.settings import BrokerSettings, HttpSettings, RelaySettings, Route, Settings
 from relay.engine.send import broker_link as link
 from relay.engine.send import frames
 from relay.engine.send import message as messages
@@ -75,3 +77,32 @@ def test_growth(listen: str, retention: str, verdict: str) -> None:
     assert ("kept for 9 days" in finding.words) is (retention == "9 days")
     assert ("relay config alerts" in finding.remedy) is (not listen)
     assert ("relay.retention" in finding.remedy) is (retention == "off")
+
+
+NAMES = st.text("abz.-_*?[]", min_size=1, max_size=20)
+ROUTES = st.builds(
+    lambda event, exchange, key: Route(event_type=event, exchange=exchange, routing_key=key),
+    NAMES,
+    st.one_of(st.just(""), NAMES),
+    st.sampled_from(["{event_type}", "a.{aggregate_id}", "b"]),
+)
+
+
+@given(
+    exchange=st.one_of(st.just(""), NAMES),
+    allowed=st.lists(NAMES, min_size=1, max_size=3).map(",".join),
+    routes=st.lists(ROUTES, max_size=3).map(tuple),
+    attempts=st.integers(1, 1000),
+    in_flight=st.integers(1, 100_000),
+    bytes_=st.integers(1, 1_000_000),
+)
+def test_whatever_the_settings_say_the_answers_hold(
+    exchange: str, allowed: str, routes: tuple[Route, ...], attempts: int, in_flight: int, bytes_: int
+) -> None:
+    settings = Settings(
+        broker=BrokerSettings(exchange=exchange, allowed_exchanges=allowed),
+        relay=RelaySettings(max_attempts=attempts, max_in_flight=in_flight, max_message_bytes=bytes_),
+        routes=routes,
+    )
+
+    assert [each for each in review(settings) if each.verdict == FAILED] == []

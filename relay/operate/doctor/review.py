@@ -45,7 +45,7 @@ def review(settings: Settings) -> Iterator[Finding]:
 def _message(settings: Settings) -> Iterator[Finding]:
     row = Row(
         lane=0, id=1, message_id=str(uuid4()).encode(), aggregate_type=b"doctor", aggregate_id=b"1",
-        event_type=b"Asked", exchange=b"", routing_key=b"doctor", content_type=None, headers=None, traceparent=None,
+        event_type=b"Asked", exchange=None, routing_key=b"doctor", content_type=None, headers=None, traceparent=None,
         tracestate=None, payload=None, payload_bytes=b"", created_at=0, attempts=0, backoff_ms=0, excess=None, cost=0,
     )  # fmt: skip
     is_mandatory, first = _sent(row, settings, redelivered=False)
