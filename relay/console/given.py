@@ -11,7 +11,6 @@ from relay.console.access.identity import Identity, require
 from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.console.site import Site, site_of
 from relay.errors import BusyError
-from relay.jobs.job import Kind
 from relay.operate.asked import Words
 from relay.operate.operation import Role
 from relay.operate.reconcile.ask import ReconcileRequest, ask
@@ -25,15 +24,6 @@ Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
 Operator = Annotated[Identity, Depends(require(Role.OPERATOR))]
 Owner = Annotated[Identity, Depends(require(Role.OWNER))]
 
-
-# What a job does decides who may order it, and who may let it go on.
-ROLES = {
-    Kind.REPLAY: Role.OPERATOR,
-    Kind.RETRY: Role.OPERATOR,
-    Kind.ARCHIVE: Role.OPERATOR,
-    Kind.RESTORE: Role.OPERATOR,
-    Kind.DISCARD: Role.OWNER,
-}
 
 Here = Annotated[Site, Depends(site_of)]
 
