@@ -1,5 +1,6 @@
 """Parked rows are listed, shown and chosen."""
 
+from dataclasses import replace
 from uuid import uuid4
 
 import psycopg
@@ -20,7 +21,9 @@ PENDING = ("pending", None)
 def test_a_row_whose_head_has_gone_can_be_chosen_itself(rows: Rows, connection: psycopg.Connection) -> None:
     orphan = rows.parked(behind=10_000)
 
-    assert [row.id for row in list_parked(connection, "outbox", EVERYTHING.at_most(9), with_held=False)[0]] == [orphan]
+    assert [row.id for row in list_parked(connection, "outbox", replace(EVERYTHING, limit=9), with_held=False)[0]] == [
+        orphan
+    ]
     assert retry(connection, "outbox", ParkedSelection(ids=[orphan])).chosen == 1
 
 
@@ -55,7 +58,7 @@ def test_each_filter_selects(selection: ParkedSelection, rows: Rows, connection:
     rows.connection.execute("UPDATE outbox.message SET last_error = 'refused: too large'")
     rows.parked("1")
 
-    listed, total = list_parked(connection, "outbox", selection.at_most(selection.limit or 9), with_held=True)
+    listed, total = list_parked(connection, "outbox", replace(selection, limit=selection.limit or 9), with_held=True)
     foreseen = preview(connection, "outbox", selection)
     done = retry(connection, "outbox", selection)
 
@@ -86,8 +89,8 @@ def test_the_list_tells_heads_and_how_many_wait_behind(rows: Rows, connection: p
     head = rows.parked()
     held = [rows.parked(behind=head) for _ in range(3)]
 
-    heads, heads_total = list_parked(connection, "outbox", EVERYTHING.at_most(2), with_held=False)
-    all_rows, total = list_parked(connection, "outbox", EVERYTHING.at_most(2), with_held=True)
+    heads, heads_total = list_parked(connection, "outbox", replace(EVERYTHING, limit=2), with_held=False)
+    all_rows, total = list_parked(connection, "outbox", replace(EVERYTHING, limit=2), with_held=True)
 
     assert [(row.id, row.held, row.attempts) for row in heads] == [(head, 3, 8)]
     assert [row.id for row in all_rows] == [head, held[0]]

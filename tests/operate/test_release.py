@@ -1,6 +1,7 @@
 """Parked rows go where the operator sends them, and a key keeps its order."""
 
 import threading
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -135,7 +136,7 @@ def test_all_goes_in_batches_and_ends_although_rows_come_back(
     heads = [rows.parked(str(number)) for number in range(5)]
     followers = [rows.parked(str(number), behind=head) for number, head in enumerate(heads)]
 
-    first = retry(connection, "outbox", EVERYTHING.at_most(3))
+    first = retry(connection, "outbox", replace(EVERYTHING, limit=3))
     rest = retry(connection, "outbox", EVERYTHING)
 
     assert (first.chosen, rest.chosen) == (3, 2)

@@ -59,9 +59,6 @@ class ParkedSelection:
     def is_everything(self) -> bool:
         return all(value is None for name, value in asdict(self).items() if name != "limit")
 
-    def at_most(self, limit: int) -> "ParkedSelection":
-        return replace(self, limit=limit)
-
     def as_json(self) -> dict[str, Any]:
         """Return what is set, for the table `job` and for people."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
