@@ -93,7 +93,7 @@ ROUTES = st.builds(
     allowed=st.lists(NAMES, min_size=1, max_size=3).map(",".join),
     routes=st.lists(ROUTES, max_size=3).map(tuple),
     attempts=st.integers(1, 1000),
-    in_flight=st.integers(1, 100_000),
+    in_flight=st.integers(1, 65_535),
     bytes_=st.integers(1, 1_000_000),
 )
 def test_whatever_the_settings_say_the_answers_hold(
