@@ -19,6 +19,7 @@ def rows(database_url: str) -> Iterator[Rows]:
 
 
 def with_queue(settings: Settings, *names: str) -> Settings:
-    """Return the settings with these queues in their topology."""
+    """Return the settings with these queues in their topology, and with no exchange that would be missing."""
     topology = TopologySettings(queues=tuple(Queue.model_validate({"name": name}) for name in names))
-    return settings.model_copy(update={"topology": topology})
+    broker = settings.broker.model_copy(update={"exchange": ""})
+    return settings.model_copy(update={"topology": topology, "broker": broker})

@@ -94,7 +94,7 @@ async def test_a_lagging_consumer_tries_now_what_it_holds_for_an_hour(
     consumer = make_consumer(handler.handle, retries=SEVERAL_MINUTES)
     async with (
         running(consumer),
-        serving(settings) as address,
+        serving(with_queue(settings)) as address,
         window(chromium, scripts=scripts) as context,
     ):
         await queue.send_all(range(5))

@@ -19,6 +19,7 @@ from relay.jobs.runner import Run
 from relay.operate.session import session
 from tests.jobs.points import Killed, Points, What
 from tests.jobs.toy import FILL, MAKE, ToyWork
+from tests.support.eventually import eventually
 
 ROWS = 10
 READ = """
@@ -44,6 +45,11 @@ def order(connection: psycopg.Connection, caution: Caution) -> Job:
 
 async def run(database: DatabaseSettings, job: Job) -> Job:
     return await Run("outbox", job, ToyWork(database, job), drain_timeout=5).run()
+
+
+def is_running(connection: psycopg.Connection, job: Job) -> bool:
+    """Whether a session has the lock of the job: that of a dead process has it until the server notices."""
+    return read_job(connection, "outbox", job.id).state is JobState.RUNNING
 
 
 def check(connection: psycopg.Connection, job: Job) -> None:
@@ -72,6 +78,7 @@ async def test_each_row_is_counted_once_whatever_happens(
                 await run(database, job)
             at_the_turn = read_job(connection, "outbox", job.id).done
             await points.settled()
+            await eventually(lambda: not is_running(connection, job), "the server has noticed the end of the session")
             check(connection, job)
             if read_job(connection, "outbox", job.id).is_over:
                 break
