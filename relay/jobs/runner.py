@@ -22,11 +22,12 @@ from relay.jobs.job import Job, JobState
 from relay.jobs.work import NAP, Did, Ended, Save, Stage, StageOutcome, Step, Stuck, Waits, Work, stage_of
 from relay.logger import get_logger
 from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
-from relay.runtime.stopping import GOODBYE, stopped_by_signals
+from relay.runtime.stopping import stopped_by_signals
 from relay.servers.postgres.database import one_line
 
 log = get_logger(__name__)
 
+CLOSING = 1.0  # seconds beyond the time to drain, to leave the lock and to close
 LOOK_INTERVAL = 1.0  # seconds, after which a job that waits looks whether an operator has paused or cancelled it
 
 Show = Callable[[Job], None]
@@ -74,7 +75,7 @@ class Run:
                     ended = await self._carry()
                     # A session that is closed has its locks a little longer, and a resume would be refused.
                     with suppress(psycopg.Error, OutboxError, TimeoutError):
-                        async with asyncio.timeout(GOODBYE):
+                        async with asyncio.timeout(CLOSING):
                             await self._work.use(self._save.leave_lock)
                     return ended
         except TimeoutError:
@@ -192,7 +193,7 @@ class Run:
         return replace(self._save.job, state=JobState.INTERRUPTED)
 
     def _end_soon(self, whole: asyncio.Timeout) -> None:
-        whole.reschedule(asyncio.get_running_loop().time() + self._drain_timeout + GOODBYE)
+        whole.reschedule(asyncio.get_running_loop().time() + self._drain_timeout + CLOSING)
 
     def _how_far(self, error: Exception) -> str:
         done = f"{self._of_this_run} {self._work.things} are done"

@@ -63,6 +63,7 @@ async def test_it_is_a_dead_letter_after_so_many_deaths_and_its_neighbours_are_a
     inbox: Inbox,
     broker: BrokerSettings,
     tmp_path: Path,
+    make_consumer: MakeConsumer,
 ) -> None:
     await queue.channel.queue_delete(queue.name)
     await queue.declare(kind)
@@ -82,10 +83,18 @@ async def test_it_is_a_dead_letter_after_so_many_deaths_and_its_neighbours_are_a
     assert 0 < restarts.deaths <= LIMIT
     (letter,) = await queue.dead()
     assert (letter.body, letter.headers["x-dead-reason"]) == (b"%d" % POISON, "poisoned")
+    last = make_consumer(count)  # gets what was applied and not acknowledged, and comes again
+
+    async def has_all() -> bool:
+        is_alone = await queue.consumer_count() == 1  # the dead one's channel has ended, and its messages are back
+        return is_alone and await queue.ready_count() == 0 and last.counters.unacknowledged == 0
+
+    async with running(last):
+        await eventually(has_all, "the queue is empty")
+    assert await queue.drained()
     assert sorted(await table.numbers()) == list(range(NEIGHBOURS))
     assert await table.begun_count() == 0
     assert await table.held_count() == 0
-    assert await queue.drained()
 
 
 async def test_a_held_message_that_its_process_dies_of_is_found_too(

@@ -14,7 +14,7 @@ from relay.engine.read import floors
 from relay.engine.read.floors import Floors
 from relay.engine.read.positions import LaneFloor
 from relay.engine.read.tail import Tail
-from relay.engine.session.session import LaneSession
+from relay.engine.session.session import LANES, LaneSession
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.follower import IN_ORDER, Follower, insert, unhurried
 from tests.support.eventually import eventually
@@ -37,7 +37,13 @@ class Taker:
         self.follower = Follower(tail)
 
     async def take(self) -> dict[int, LaneFloor]:
-        lanes = await lock_lanes(self.session)
+        lanes = set[int]()
+
+        async def are_all() -> bool:
+            lanes.update(await lock_lanes(self.session))
+            return len(lanes) == LANES
+
+        await eventually(are_all, "the server has noticed that the last session ended")
         loaded = await self.floors.load(lanes)
         self.session.lanes.take(lanes)
         self.follower.tail.enter(lanes, loaded)
