@@ -66,6 +66,7 @@ COMMANDS = {
         "relay.cli.batches:app",
         "See what Spark has written; give up a batch that was begun and will not be finished.",
     ),
+    "audit": ("relay.cli.audit:app", "See who has changed or revealed what, and why."),
     "reconcile": (
         "relay.cli.reconcile:reconcile",
         "Compare what was sent with what consumers have applied.",

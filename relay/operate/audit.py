@@ -1,37 +1,67 @@
-"""What operators have done and read: `operator_audit`, `dead_letter_audit` and the replays as one list."""
+"""What operators have done and read: `operator_audit`, `dead_letter_audit` and the jobs as one list."""
 
+import csv
 import heapq
+import io
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Annotated
 
 import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
+from pydantic import Field
 
 from relay.errors import UsageError
-from relay.operate.asked import MAX_ID
+from relay.observe.printable import printable
+from relay.operate.asked import MAX_ID, MOST, Closed, Cursor, Id, Limit, Moment, Next, Page, Text
+from relay.operate.operation import Role, Servers, operation
+from relay.operate.sent.moment import parse_interval
 
 FORM = re.compile(r"([0-9]{1,19})-([0-9]{1,19})-([0-9]{1,19})")
 
 ROWS = SQL("""
-    SELECT id, done_at, done_by, done_as, command, target, why, job FROM {schema}.operator_audit
-    WHERE id < %(before)s ORDER BY id DESC LIMIT %(limit)s
+    SELECT id, done_at, done_by, done_as, command, target, why, job, NULL::bigint AS rows, done_at AS last_at
+    FROM {schema}.operator_audit
 """)
 LETTERS = SQL("""
     SELECT id, done_at, done_by, done_as, 'dead-letters ' || command AS command,
-        concat_ws(' ', queue, message_id) AS target, why, job
+        concat_ws(' ', queue, message_id) AS target, why, job, NULL::bigint AS rows, done_at AS last_at
     FROM {schema}.dead_letter_audit
-    WHERE id < %(before)s ORDER BY id DESC LIMIT %(limit)s
 """)
 # The audit has no row of a replay: it changes no message. The order has who and why.
-REPLAYS = SQL("""
-    SELECT id, made_at AS done_at, made_by AS done_by, made_as AS done_as, kind AS command, id::text AS target, why,
-        id AS job
+JOBS = SQL("""
+    SELECT id, made_at AS done_at, made_by AS done_by, made_as AS done_as,
+        CASE source WHEN 'sent' THEN kind WHEN 'dead letter' THEN 'dead-letters ' || kind
+            WHEN 'quarantined' THEN 'quarantine ' || kind ELSE 'parked ' || kind END AS command,
+        CASE source WHEN 'sent' THEN id::text WHEN 'dead letter' THEN coalesce(filter ->> 'queue', '') ELSE '' END
+            AS target,
+        why, id AS job, done AS rows, saved_at AS last_at
     FROM {schema}.job
-    WHERE kind = 'replay' AND id < %(before)s ORDER BY id DESC LIMIT %(limit)s
 """)
-SOURCES = (ROWS, LETTERS, REPLAYS)
+SOURCES = (ROWS, LETTERS, JOBS)
+# A job is one line, which its order gives, and one for each time that an operator turned it. In the list of all rows
+# stands the order of a replay alone: its rows have no line.
+READ = SQL("""
+    SELECT * FROM ({source}) AS deed
+    WHERE id < %(before)s
+        AND (%(by)s::text IS NULL OR strpos(lower(done_by), lower(%(by)s)) > 0)
+        AND (%(command)s::text IS NULL OR command = %(command)s OR starts_with(command, %(command)s || ' '))
+        AND (%(job)s::bigint IS NULL OR job = %(job)s)
+        AND (%(since)s::timestamptz IS NULL OR last_at >= %(since)s)
+        AND (%(until)s::timestamptz IS NULL OR done_at < %(until)s)
+        AND {is_listed}
+    ORDER BY id DESC
+    LIMIT %(limit)s
+""")
+LISTED = {
+    (False, False): SQL("(job IS NULL OR starts_with(command, 'jobs ') OR command = 'replay cancel')"),
+    (False, True): SQL("true"),
+    (True, False): SQL("true"),
+    (True, True): SQL("command = 'replay'"),
+}  # by whether it is a job, and whether each row is wanted
 NOTE = SQL("""
     INSERT INTO {schema}.operator_audit (command, target, done_by, why)
     VALUES (%(command)s, %(target)s, %(by)s, %(why)s)
@@ -40,7 +70,7 @@ NOTE = SQL("""
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """What a user or a program has done to one row, letter, job or day, or has read."""
+    """What a user or a program has done to one row, letter, job or day, or has read; or a job with all its rows."""
 
     id: int  # in its table
     done_at: datetime
@@ -50,14 +80,28 @@ class Deed:
     target: str
     why: str | None
     job: int | None
+    rows: int | None  # that the job has done; None: the line is no job
+    last_at: datetime  # of a job: when it saved its last step
 
 
-@dataclass(frozen=True, slots=True)
-class Deeds:
+class ListAudit(Closed):
+    """Which deeds, and whether each row of a job has a line."""
+
+    by: Annotated[Text | None, Field(description="By whom; a part of the name is enough.")] = None
+    command: Annotated[Text | None, Field(description="As in `parked retry`; `parked` is all commands of it.")] = None
+    job: Annotated[Id | None, Field(description="Of this job.")] = None
+    since: Moment = None
+    until: Moment = None
+    rows: Annotated[bool, Field(description="A line for each row of a job, not one for the job.")] = False
+    cursor: Cursor = None
+    limit: Limit = 100
+
+
+class AuditPage(Page):
     """A page of deeds, the newest first."""
 
     deeds: list[Deed]
-    next: str | None  # names the place of the next page
+    next: Next
 
 
 def note(connection: psycopg.Connection, schema: str, command: str, target: str, *, by: str, why: str | None) -> None:
@@ -66,34 +110,78 @@ def note(connection: psycopg.Connection, schema: str, command: str, target: str,
     connection.execute(NOTE.format(schema=Identifier(schema)), values)
 
 
-def list_deeds(connection: psycopg.Connection, schema: str, *, limit: int, after: str | None = None) -> Deeds:
-    """Return the newest deeds, or those behind the place `after`.
-
-    Raises:
-        UsageError: `after` is no place.
-    """
-    befores = _befores(after)
-    pages: list[list[Deed]] = []
-    for statement, before in zip(SOURCES, befores, strict=True):
-        with connection.cursor(row_factory=class_row(Deed)) as cursor:
-            values = {"before": before, "limit": limit + 1}
-            pages.append(cursor.execute(statement.format(schema=Identifier(schema)), values).fetchall())
-    merged = list(heapq.merge(*pages, key=lambda deed: deed.done_at, reverse=True))
-    shown = merged[:limit]
+@operation("audit.list", "GET /audit", Role.VIEWER)
+def list_(at: Servers, asked: ListAudit) -> AuditPage:
+    """List who has changed or revealed what, and why: the newest first, a job in one line."""
+    since, until = parse_interval(asked.since, asked.until, datetime.now(UTC))
+    befores = _befores(asked.cursor)
+    values = {
+        "by": asked.by or None,
+        "command": asked.command or None,
+        "job": asked.job,
+        "since": since,
+        "until": until,
+    }
+    pages: list[list[tuple[int, Deed]]] = []
+    with at.connect(None) as connection:
+        for number, (source, before) in enumerate(zip(SOURCES, befores, strict=True)):
+            names = {"schema": Identifier(at.schema)}
+            statement = READ.format(source=source.format(**names), is_listed=LISTED[source is JOBS, asked.rows])
+            with connection.cursor(row_factory=class_row(Deed)) as cursor:
+                found = cursor.execute(statement, values | {"before": before, "limit": asked.limit + 1}).fetchall()
+            pages.append([(number, deed) for deed in found])
+    merged = list(heapq.merge(*pages, key=lambda each: each[1].done_at, reverse=True))
+    shown = merged[: asked.limit]
     if len(merged) == len(shown):
-        return Deeds(shown, None)
-    places = [
-        min((deed.id for deed in page if deed in shown), default=before)
-        for page, before in zip(pages, befores, strict=True)
-    ]
-    return Deeds(shown, "-".join(map(str, places)))
+        return AuditPage(deeds=[deed for _, deed in shown], next=None)
+    for number, deed in shown:
+        befores[number] = deed.id
+    return AuditPage(deeds=[deed for _, deed in shown], next="-".join(map(str, befores)))
 
 
-def _befores(after: str | None) -> list[int]:
-    if after is None:
+def _befores(cursor: str | None) -> list[int]:
+    if cursor is None:
         return [MAX_ID for _ in SOURCES]
-    found = FORM.fullmatch(after)
+    found = FORM.fullmatch(cursor)
     befores = [int(each) for each in found.groups()] if found else []
     if not befores or max(befores) > MAX_ID:
-        raise UsageError("that is no place in the audit: begin with its first page")
+        raise UsageError("cursor: it is not `next` of an earlier page of the audit")
     return befores
+
+
+COLUMNS = ("done at", "last at", "done by", "login", "command", "target", "rows", "why", "job")
+# A spreadsheet takes a cell that begins so for a formula; behind an apostrophe it is text.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
+def as_csv(deeds: Iterable[Deed], *, header: bool) -> str:
+    """Return lines of CSV, whose cells are no formulas and have no character that a terminal acts on."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    if header:
+        writer.writerow(COLUMNS)
+    for deed in deeds:
+        writer.writerow([_cell(each) for each in line_of(deed)])
+    return text.getvalue()
+
+
+def line_of(deed: Deed) -> tuple[object, ...]:
+    """Return the values of COLUMNS."""
+    last = deed.last_at.isoformat() if deed.rows is not None else None
+    told = (deed.done_by, deed.done_as, deed.command, deed.target, deed.rows, deed.why, deed.job)
+    return (deed.done_at.isoformat(), last, *told)
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else str(value)
+    return ("'" if text.lstrip(" ").startswith(FORMULA) else "") + printable(text)
+
+
+def pages_of(at: Servers, asked: ListAudit) -> Iterator[list[Deed]]:
+    """Yield all deeds that are asked for, page by page."""
+    cursor = asked.cursor
+    while True:
+        found = list_.does(at, asked.model_copy(update={"cursor": cursor, "limit": MOST}))
+        yield found.deeds
+        if (cursor := found.next) is None:
+            return

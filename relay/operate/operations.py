@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from relay.operate import batches, failures, held, jobs, lanes, pool, replay, status
+from relay.operate import audit, batches, failures, held, jobs, lanes, pool, replay, status
 from relay.operate.doctor import run as doctor
 from relay.operate.letters import asked as letters
 from relay.operate.operation import Operation
@@ -37,4 +37,5 @@ OPERATIONS: dict[str, tuple[Operation[Any, Any], ...]] = {
     "jobs": (jobs.list_, jobs.show, jobs.pause, jobs.resume, jobs.cancel),
     "replay": (replay.preview, replay.order),
     "batches": (batches.list_, batches.show, batches.give_up),
+    "audit": (audit.list_,),
 }

@@ -22,6 +22,7 @@ for each in (
     router_of("jobs"),
     router_of("replay"),
     router_of("batches"),
+    router_of("audit"),
     upkeep.router,
 ):
     router.include_router(each)
