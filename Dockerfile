@@ -19,6 +19,7 @@ RUN apt-get update --quiet=2 \
     && DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends gcc libc6-dev $headers
 COPY LICENSE README.md hatch_build.py pyproject.toml ./
 COPY config config
+COPY docs/runbooks docs/runbooks
 COPY examples examples
 COPY migrations migrations
 COPY relay relay

@@ -55,9 +55,14 @@ def examples(
 
 
 @app.command
-def alerts() -> ExitCode:
+def alerts(
+    *,
+    console: Annotated[
+        str | None, Parameter(help="Address of your console: the alerts then lead to its runbooks.")
+    ] = None,
+) -> ExitCode:
     """Print the rules for Prometheus, for its rule_files."""
-    sys.stdout.write(packaged.alerts())
+    sys.stdout.write(packaged.alerts(console))
     return ExitCode.DONE
 
 

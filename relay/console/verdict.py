@@ -10,8 +10,10 @@ from relay.console.checkup import CheckupReport
 from relay.console.consumers import HeldBy, SeenConsumers
 from relay.console.sampler import Sample
 from relay.operate.doctor.broker import REACHED
+from relay.operate.doctor.consumers import CONSUMED
 from relay.operate.doctor.finding import Verdict
 from relay.operate.health import OutboxState
+from relay.operate.runbooks import Runbook
 from relay.operate.status import About, Reason
 
 
@@ -45,6 +47,7 @@ class Told:
 
     words: str
     repair: Repair | None
+    runbook: Runbook
     mood: Mood = Mood.WARNING
     headline: str = ""
 
@@ -59,6 +62,7 @@ class TheVerdict:
 
 
 DOCTOR = Repair("/doctor", "See the doctor's list")
+SEEN_HERE = {REACHED, CONSUMED}  # of the doctor's checks
 # In the order of their weight.
 REPAIRS = {
     About.RELAYS: Repair("/nodes", "Look at the relays"),
@@ -95,7 +99,7 @@ def _of_sample(sample: Sample | None) -> TheVerdict:
     if sample is None:
         return TheVerdict(Mood.WARNING, "Looking at the outbox…", [])
     if sample.status is None:
-        told = [Told(sample.error or "", Repair("/doctor", "Run the doctor"), Mood.FAILED)]
+        told = [Told(sample.error or "", Repair("/doctor", "Run the doctor"), Runbook.DATABASE_LOST, Mood.FAILED)]
         return TheVerdict(Mood.FAILED, "The database does not answer", told)
     status = sample.status
     state = OutboxState.STALLED if sample.sent_none else status.state
@@ -119,7 +123,7 @@ def _weight(reason: Reason) -> int:
 
 def _told(reason: Reason, *, is_stalled: bool) -> Told:
     stalls = is_stalled and reason.about in (About.RELAYS, About.ROUTE)
-    return Told(reason, REPAIRS[reason.about], Mood.FAILED if stalls else Mood.WARNING)
+    return Told(reason, REPAIRS[reason.about], reason.runbook, Mood.FAILED if stalls else Mood.WARNING)
 
 
 def _of_console(failing: Sequence[str]) -> list[Told]:
@@ -127,6 +131,7 @@ def _of_console(failing: Sequence[str]) -> list[Told]:
         Told(
             f"the console's task {name!r} has failed, and begins again: see its log",
             None,
+            Runbook.CONSOLE,
             headline="the console needs a look",
         )
         for name in failing
@@ -137,22 +142,23 @@ def _of_consumers(seen: SeenConsumers) -> Iterator[Told]:
     headline = "consumers need a look"
     for queue in seen.missing:
         words = f"there is no queue {queue}: `relay topology apply` declares what relay.toml lists"
-        yield Told(words, Repair("/routes", "See where messages go"), headline=f"there is no queue {queue}")
+        repair = Repair("/routes", "See where messages go")
+        yield Told(words, repair, Runbook.ROUTE, headline=f"there is no queue {queue}")
     for each in seen.queues:
         if (reason := each.reason) is not None:
             mood, said = (Mood.FAILED, f"nothing consumes {each.name}") if each.is_unread else (Mood.WARNING, headline)
-            yield Told(reason, Repair("/routes", "See the queues"), mood, said)
+            yield Told(reason, Repair("/consumers", "See the consumers"), reason.runbook, mood, said)
     for queue, number in seen.letters.items():
         if number:
             words = f"{number:,} dead {'letter' if number == 1 else 'letters'} in {queue}"
             path = f"/failures?{urlencode({'queue': queue})}"
-            yield Told(words, Repair(path, "See why, and retry them"), headline=headline)
+            yield Told(words, Repair(path, "See why, and retry them"), Runbook.CONSUMER_DEAD_LETTERS, headline=headline)
     for held in seen.held:
         if held.waiting or held.overdue:
             repair = Repair("/failures", "See why, and let it try now")
-            yield Told(_held_words(held), repair, headline=headline)
+            yield Told(_held_words(held), repair, Runbook.CONSUMER_HELD, headline=headline)
     for reason in seen.reasons:
-        yield Told(reason, Repair("/nodes", "Look at the pools"), headline=headline)
+        yield Told(reason, Repair("/nodes", "Look at the pools"), reason.runbook, headline=headline)
 
 
 def _held_words(held: HeldBy) -> str:
@@ -164,15 +170,17 @@ def _held_words(held: HeldBy) -> str:
 def _of_report(report: CheckupReport | None, known: set[str]) -> list[Told]:
     """Return what the doctor has found, but for what others tell.
 
-    The sample tells of each route in quarantine itself, and knows a second later when it works again.
+    The sample tells of each route in quarantine, and the look at the consumers of each queue. They know within seconds
+    when it works again.
     """
     findings = report.findings if report else ()
     return [
         Told(
             f"{each.words}: {each.remedy}" if each.remedy else each.words,
             DOCTOR,
+            Runbook.DOCTOR,
             headline="the doctor has found something",
         )
         for each in findings
-        if each.verdict is Verdict.FAILED and each.check != REACHED and each.words not in known
+        if each.verdict is Verdict.FAILED and each.check not in SEEN_HERE and each.words not in known
     ]

@@ -1,11 +1,13 @@
 """Which sessions and which writers are in the way, for `relay status` and `relay doctor`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
 from psycopg.sql import SQL, Identifier
 
 from relay.engine.nodes.vacuum import HELD_LONG, HOLDERS, Holder
+from relay.operate.health import NODE_STALE_AFTER
 from relay.operate.routes.quarantine import IS_BEHIND
 from relay.servers.postgres.database import one
 
@@ -97,6 +99,51 @@ class ForeignLock:
         return f"session {self.pid} of role {self.role}{application} holds the lock {self.lock} without a right to it"
 
 
+# A session of a relay has the lock of the relay's name as well. A transaction that is prepared for two-phase commit
+# keeps its locks, and has no session.
+LANE_HOLDERS = SQL("""
+    SELECT lock.pid, coalesce(session.usename::text, ''), coalesce(session.application_name, ''),
+        array_agg(lock.objid::bigint::integer ORDER BY lock.objid::bigint), bool_or(EXISTS (
+            SELECT FROM pg_locks AS named
+            JOIN {schema}.node AS node ON named.objid = hashtext(node.name)::oid
+            WHERE named.pid = lock.pid AND named.locktype = 'advisory' AND named.granted AND named.objsubid = 2
+                AND named.classid = hashtext({node_lock})::oid
+                AND clock_timestamp() - node.heartbeat_at <= {stale_after} * interval '1 second'
+        ))
+    FROM pg_locks AS lock
+    LEFT JOIN pg_stat_activity AS session ON session.pid = lock.pid
+    WHERE lock.locktype = 'advisory' AND lock.granted AND lock.objsubid = 2
+        AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND lock.classid = hashtext({lane_lock})::oid AND lock.objid = ANY (%(lanes)s::oid[])
+    GROUP BY lock.pid, session.usename, session.application_name
+    ORDER BY min(lock.objid::bigint), lock.pid
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneHolder:
+    """A session that has the locks of lanes that no relay reports."""
+
+    pid: int | None  # None: a prepared transaction
+    role: str
+    application: str
+    lanes: list[int]
+    is_relay_alive: bool  # it belongs to a relay whose heartbeat is fresh
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return "a prepared transaction"
+        application = f", {self.application!r}," if self.application else ""
+        return f"session {self.pid} of role {self.role or 'that was dropped'}{application}"
+
+    @property
+    def remedy(self) -> str:
+        """How an operator frees the lanes."""
+        if self.pid is None:
+            return "ROLLBACK PREPARED ends it, see pg_prepared_xacts"
+        return f"`SELECT pg_terminate_backend({self.pid})` ends it"
+
+
 # Rows that wait behind a row of another role, of the first `looked_at` that wait: 1,000,000 in quarantine take 2 s.
 # The index on the key gives the order. A row from before migration 0021 has '', and says nothing.
 HELD_UP = SQL("""
@@ -170,6 +217,14 @@ def long_holders(connection: psycopg.Connection) -> list[Holder]:
     except psycopg.errors.InsufficientPrivilege:
         return []
     return [holder for holder in found if (holder.age_s or 0) >= HELD_LONG]
+
+
+def lane_holders(connection: psycopg.Connection, schema: str, lanes: Sequence[int]) -> list[LaneHolder]:
+    """Return which sessions have the locks of these lanes. Every login may see who has a lock."""
+    statement = LANE_HOLDERS.format(
+        schema=Identifier(schema), lane_lock=f"{schema}.lane", node_lock=f"{schema}.node", stale_after=NODE_STALE_AFTER
+    )
+    return [LaneHolder(*row) for row in connection.execute(statement, {"lanes": [*lanes]})]
 
 
 def foreign_locks(connection: psycopg.Connection, schema: str) -> list[ForeignLock]:

@@ -42,6 +42,8 @@ EXAMPLES = {
 EXAMPLES_FOLDER = FILES / "examples"
 JOBS = (_PACKAGE.parent if FILES is _PACKAGE else FILES / "spark") / "outbox_spark" / "jobs"
 DASHBOARDS = FILES / "config" / "grafana"
+RUNBOOKS = FILES / "docs" / "runbooks"
+PLACEHOLDER = "https://relay.example.org"  # of the console, in the rules
 
 
 def roles(schema: str) -> str:
@@ -49,9 +51,19 @@ def roles(schema: str) -> str:
     return re.sub(r"\boutbox", schema, _text(FILES / "config" / "roles.sql"))
 
 
-def alerts() -> str:
-    """Return the rules for Prometheus."""
-    return _text(FILES / "config" / "prometheus" / "alerts.yml")
+def alerts(console: str | None = None) -> str:
+    """Return the rules for Prometheus.
+
+    Args:
+        console: the address of the console, to whose runbooks the alerts lead.
+    """
+    rules = _text(FILES / "config" / "prometheus" / "alerts.yml")
+    return rules if console is None else rules.replace(PLACEHOLDER, console.rstrip("/"))
+
+
+def runbook(name: str) -> str | None:
+    """Return the page of this name, as Markdown; None if it is missing."""
+    return next((_text(file) for file in RUNBOOKS.glob("*.md") if file.stem == name), None)
 
 
 def example_file(name: str) -> str:

@@ -16,12 +16,13 @@ from relay.consume.queue_depth import ready_count
 from relay.errors import BrokerUnavailableError, NotFoundError
 from relay.operate.asked import Closed, Text
 from relay.operate.operation import Role, Servers, operation
+from relay.operate.runbooks import Guided, Runbook
 from relay.servers.postgres.bounded_values import bound_values
 from relay.servers.postgres.database import connect_async
 from relay.servers.rabbitmq.connection import Connection, connect
 
 LAGGING = 10_000  # messages that wait in a partition, from which on it is a reason
-NO_MASTER = "no master: start `relay run` or `relay pool run` on this database"
+NO_MASTER = Guided("no master: start `relay run` or `relay pool run` on this database", Runbook.CONSUMER_DOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class PoolsStatus:
 
     master: str | None
     pools: list[PoolStatus]
-    reasons: list[str]  # why messages wait
+    reasons: list[Guided]  # why messages wait
 
 
 async def read_status(
@@ -97,7 +98,8 @@ async def read_status(
         counts = await _count(settings, chosen, broker)
     except BrokerUnavailableError as error:
         counts = {}
-        reasons.append(f"the broker does not tell how many messages wait: {error}")
+        words = f"the broker does not tell how many messages wait: {error}"
+        reasons.append(Guided(words, Runbook.CONSUMER_DOWN))
     shown = [_status_of(pool, counts) for pool in chosen]
     for pool in shown:
         reasons += reasons_of(pool)
@@ -146,7 +148,7 @@ def _status_of(pool: Pool, counts: dict[str, int | None]) -> PoolStatus:
     )
 
 
-def reasons_of(pool: PoolStatus) -> list[str]:
+def reasons_of(pool: PoolStatus) -> list[Guided]:
     """Return why messages of a pool wait."""
     reasons = []
     if not pool.members:
@@ -154,12 +156,15 @@ def reasons_of(pool: PoolStatus) -> list[str]:
     reasons += [f"member {each.name} of pool {pool.name} does not check in" for each in pool.members if each.late]
     if free := [str(each.partition) for each in pool.partitions if each.member is None and pool.members]:
         reasons.append(f"nobody holds partition {', '.join(free)} of pool {pool.name}")
-    reasons += [
+    lagging = [
         f"{each.ready:,} messages wait in partition {each.partition} of pool {pool.name}, which {each.member} holds"
         for each in pool.partitions
         if each.member is not None and (each.ready or 0) >= LAGGING
     ]
-    return reasons
+    return [
+        *(Guided(words, Runbook.CONSUMER_DOWN) for words in reasons),
+        *(Guided(words, Runbook.CONSUMER_LAG) for words in lagging),
+    ]
 
 
 class ShowPools(Closed):

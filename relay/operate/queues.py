@@ -9,7 +9,9 @@ from relay.config.topology import QueueType
 from relay.consume.queue_depth import QueueDepth
 from relay.operate.letters.work import queues_of
 from relay.operate.routes.map import listed_ways
+from relay.operate.runbooks import Guided, Runbook
 
+START = "start its consumer"
 UNREAD_AFTER = 10.0  # seconds without a consumer; a shorter gap is a restart
 WINDOW = 60.0  # seconds over which growth is measured
 GROWN = 1000  # messages that a queue gains in the window; a smaller gain passes by itself
@@ -36,24 +38,33 @@ class QueueStatus:
         return self.unread_s >= UNREAD_AFTER
 
     @property
-    def reason(self) -> str | None:
+    def reason(self) -> Guided | None:
         """Why an operator should look at it."""
         if self.is_unread:
-            words = "1 message waits" if self.ready == 1 else f"{self.ready:,} messages wait"
-            return f"nothing consumes {self.name}, and {words}: start its consumer"
+            return Guided(f"{unread(self.name, self.ready)}: {START}", Runbook.CONSUMER_DOWN)
         if self.grown >= GROWN:
-            return f"{self.name} grows: {self.ready:,} messages wait, {self.grown:,} more than a minute ago"
+            words = f"{self.name} grows: {self.ready:,} messages wait, {self.grown:,} more than a minute ago"
+            return Guided(words, Runbook.CONSUMER_LAG)
         return None
 
 
-def consumed_queues(settings: Settings) -> list[str]:
-    """Return the queues that the settings name and consumers read, by name: none that keeps what was given up."""
+def unread(queue: str, ready: int) -> str:
+    """Return the words for a queue whose messages nobody consumes."""
+    return f"nothing consumes {queue}, and {'1 message waits' if ready == 1 else f'{ready:,} messages wait'}"
+
+
+def consumed_queues(settings: Settings, noted: Iterable[str] = ()) -> list[str]:
+    """Return the queues that the settings name and consumers read, by name: none that keeps what was given up.
+
+    Args:
+        noted: queues that consumers have noted, and that belong to them, too.
+    """
     queues = settings.topology.queues
     given_up = {queue.dead_letter_routing_key for queue in queues if queue.dead_letter_exchange == ""}
     exchanges = {queue.dead_letter_exchange for queue in queues} - {"", None}
     given_up |= {each.queue for each in settings.topology.bindings if each.exchange in exchanges}
     streams = {queue.name for queue in queues if queue.type is QueueType.STREAM}  # which keep what was read
-    named = {way.queue for way in listed_ways(settings) if way.queue}
+    named = {way.queue for way in listed_ways(settings) if way.queue} | {*noted}
     return sorted(name for name in named - given_up - streams if queues_of(name)[1] != name)
 
 

@@ -5,22 +5,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 import psycopg
 from psycopg.rows import class_row
 from psycopg.sql import SQL, Identifier
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema
 
 from relay.engine.send.message import NOT_SENT
 from relay.engine.session.session import LANES
 from relay.operate.asked import Nothing
 from relay.operate.health import NODE_STALE_AFTER, OutboxState
-from relay.operate.holders import HeldUp, commits_without_standby, foreign_locks, held_up, long_holders
+from relay.operate.holders import (
+    HeldUp,
+    LaneHolder,
+    commits_without_standby,
+    foreign_locks,
+    held_up,
+    lane_holders,
+    long_holders,
+)
 from relay.operate.lanes import LaneStatus, list_lanes
 from relay.operate.operation import Role, Servers, operation
 from relay.operate.routes.quarantine import RouteStatus, list_routes
+from relay.operate.runbooks import Guided, Runbook, of_relay
 from relay.servers.postgres.database import one
 
 # Seconds that a row may wait before a relay must be seen working on it. It cannot follow from `relay.stall_after`: that
@@ -132,19 +138,15 @@ class About(StrEnum):
     SESSIONS = "sessions"
 
 
-class Reason(str):
+class Reason(Guided):
     """Why the state is not `ok`, in words that name the command; JSON has the words alone."""
 
     __slots__ = ("about",)
 
-    def __new__(cls, words: str, about: About) -> "Reason":
-        reason = super().__new__(cls, words)
-        reason.about = about
+    def __new__(cls, words: str, about: About, runbook: Runbook) -> "Reason":
+        reason = str.__new__(cls, words)
+        reason.about, reason.runbook = about, runbook
         return reason
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return handler(str)
 
     about: About
 
@@ -210,16 +212,19 @@ def read_status(
     elif stalled and able:
         stalled = not _progresses(connection, schema, nodes, progress_timeout)
     standby = commits_without_standby(connection)
-    reasons = [Reason(str(standby), About.SESSIONS)] if standby else []
+    reasons = [Reason(str(standby), About.SESSIONS, Runbook.SESSION)] if standby else []
     if not (standby and standby.is_relay):  # whose heartbeats are among these commits
-        reasons += _reasons(nodes, lanes, pending, oldest_age if stalled else None)
+        reasons += _reasons(nodes, oldest_age if stalled else None)
+        free = [each.lane for each in lanes if each.node is None and each.paused_at is None]
+        if free and any(node.alive for node in nodes):
+            reasons += _lost_lanes(lane_holders(connection, schema, free), free, is_waited_for=pending > 0)
     reasons += _row_reasons(refused, parked_heads, parked - parked_heads, not_sent)
     reasons += route_reasons(routes)
     reasons += [_writer_reason(each) for each in by_others]
     paused_lanes = [lane for lane in lanes if lane.paused_at is not None]
-    reasons += [Reason(_lane_reason(lane), About.PAUSE) for lane in paused_lanes]
+    reasons += [Reason(_lane_reason(lane), About.PAUSE, Runbook.PAUSED) for lane in paused_lanes]
     in_the_way = [*foreign_locks(connection, schema), *long_holders(connection)]
-    reasons += [Reason(str(each), About.SESSIONS) for each in in_the_way]
+    reasons += [Reason(str(each), About.SESSIONS, Runbook.SESSION) for each in in_the_way]
     return Status(
         state=OutboxState.STALLED if stalled else OutboxState.DEGRADED if reasons else OutboxState.OK,
         reasons=reasons,
@@ -266,30 +271,47 @@ def _have_published(nodes: Sequence[NodeStatus], earlier: Mapping[str, int]) -> 
     return any(node.name in earlier and node.published_total != earlier[node.name] for node in nodes)
 
 
-def _reasons(
-    nodes: Sequence[NodeStatus], lanes: Sequence[LaneStatus], pending: int, stalled_for: float | None
-) -> list[Reason]:
+def _reasons(nodes: Sequence[NodeStatus], stalled_for: float | None) -> list[Reason]:
     alive = [node for node in nodes if node.alive]
     reasons = []
     if not alive:
-        reasons.append("no relay is alive: start `relay run`")
+        reasons.append(Guided("no relay is alive: start `relay run`", Runbook.RELAY_DOWN))
     elif stalled_for is not None:
-        reasons.append(f"nothing goes out, and the oldest pending row has waited {stalled_for:.0f} s")
+        words = f"nothing goes out, and the oldest pending row has waited {stalled_for:.0f} s"
+        reasons.append(Guided(words, Runbook.STALLED))
     by_reason: dict[str, list[str]] = {}
     for node in alive:
         for reason in node.reasons or ([] if node.state == OutboxState.OK else [f"it is {node.state}"]):
             by_reason.setdefault(reason, []).append(node.name)
-    reasons += [f"{_relays(names)}: {reason}" for reason, names in by_reason.items()]
+    reasons += [Guided(f"{_relays(names)}: {reason}", of_relay(reason)) for reason, names in by_reason.items()]
     # A relay that was stopped has given its lanes up.
     if gone := [node.name for node in nodes if not node.alive and node.lanes and node.heartbeat_age_s < GONE_FOR]:
         verb = "has" if len(gone) == 1 else "have"
-        reasons.append(
-            f"{_relays(gone)} {verb} ended without handing the lanes over, and others took them: see what ended it"
-        )
-    free = [each.lane for each in lanes if each.node is None and each.paused_at is None]
-    if alive and free and pending:
-        reasons.append(f"no relay holds {'lane' if len(free) == 1 else 'lanes'} {', '.join(map(str, free))}")
-    return [Reason(words, About.RELAYS) for words in reasons]
+        words = f"{_relays(gone)} {verb} ended without handing the lanes over, and others took them: see what ended it"
+        reasons.append(Guided(words, Runbook.FEWER_RELAYS))
+    return [Reason(each, About.RELAYS, each.runbook) for each in reasons]
+
+
+def _lost_lanes(holders: Sequence[LaneHolder], free: Sequence[int], *, is_waited_for: bool) -> list[Reason]:
+    """Return which lanes no relay has although one is alive, and which session has them instead.
+
+    A lane that no session has is a reason while rows wait: a relay takes it in a moment. So is one that a relay has
+    just taken, until its next heartbeat.
+    """
+    words = [_held_words(each) for each in holders if is_waited_for or not each.is_relay_alive]
+    left = sorted({*free}.difference(*(each.lanes for each in holders)))
+    if left and is_waited_for:
+        words.append(_no_relay(left))
+    return [Reason(each, About.RELAYS, Runbook.LANE_LOST) for each in words]
+
+
+def _held_words(holder: LaneHolder) -> str:
+    locks = "has its lock" if len(holder.lanes) == 1 else "has their locks"
+    return f"{_no_relay(holder.lanes)}: {holder} {locks}; {holder.remedy}"
+
+
+def _no_relay(lanes: Sequence[int]) -> str:
+    return f"no relay holds {'lane' if len(lanes) == 1 else 'lanes'} {', '.join(map(str, lanes))}"
 
 
 def _relays(names: Sequence[str]) -> str:
@@ -301,19 +323,19 @@ def _relays(names: Sequence[str]) -> str:
 def _row_reasons(refused: int, parked: int, held: int, not_sent: int) -> list[Reason]:
     reasons = []
     if refused:
-        reasons.append(Reason(f"{refused} refused by the broker, to be tried again", About.REFUSED))
+        reasons.append(Reason(f"{refused} refused by the broker, to be tried again", About.REFUSED, Runbook.PARKED))
     if parked:
         behind = f", {held} held behind {'it' if parked == 1 else 'them'}" if held else ""
         by_us = f", {not_sent} refused by the relay and not by the broker" if not_sent else ""
         words = f"{parked} parked{behind}{by_us}: see `relay parked list`"
-        reasons.append(Reason(words, About.PARKED))
+        reasons.append(Reason(words, About.PARKED, Runbook.KEY_STUCK if held else Runbook.PARKED))
     return reasons
 
 
 def _writer_reason(held: HeldUp) -> Reason:
     is_parked = held.state == "parked"
     command = "relay parked list --held" if is_parked else "relay quarantine list"
-    return Reason(f"{held}: see `{command}`", About.PARKED if is_parked else About.ROUTE)
+    return Reason(f"{held}: see `{command}`", About.PARKED if is_parked else About.ROUTE, Runbook.KEY_STUCK)
 
 
 def route_reasons(routes: Sequence[RouteStatus]) -> list[Reason]:
@@ -324,14 +346,16 @@ def route_reasons(routes: Sequence[RouteStatus]) -> list[Reason]:
             of_exchange.setdefault(route.exchange, []).append(route)
     together = {exchange: many for exchange, many in of_exchange.items() if len(many) > ROUTES_NAMED}
     others = [route for route in routes if route.paused_at is not None or route.exchange not in together]
-    reasons = [Reason(_exchange_reason(many), About.ROUTE) for many in together.values()]
+    reasons = [Reason(_exchange_reason(many), About.ROUTE, Runbook.ROUTE) for many in together.values()]
     reasons += [
-        Reason(_route_reason(route), About.ROUTE if route.paused_at is None else About.PAUSE)
+        Reason(_route_reason(route), About.ROUTE, Runbook.ROUTE)
+        if route.paused_at is None
+        else Reason(_route_reason(route), About.PAUSE, Runbook.PAUSED)
         for route in others[:ROUTES_NAMED]
     ]
     if more := others[ROUTES_NAMED:]:
         are_paused = ", or are paused" if any(route.paused_at for route in more) else ""
-        reasons.append(Reason(f"{len(more)} more routes do not work{are_paused}", About.ROUTE))
+        reasons.append(Reason(f"{len(more)} more routes do not work{are_paused}", About.ROUTE, Runbook.ROUTE))
     return reasons
 
 

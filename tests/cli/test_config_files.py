@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.operate.packaged import DASHBOARDS, EXAMPLES, JOBS
+from relay.operate.packaged import DASHBOARDS, EXAMPLES, JOBS, PLACEHOLDER, RUNBOOKS
 from tests.cli.command import Command
 from tests.support.roles import SCRIPT
 
@@ -49,6 +49,13 @@ def test_what_is_no_schema_is_refused(tmp_path: Path, schema: str) -> None:
 
     assert (result.code, result.out) == (2, "")
     assert "database.schema" in result.err
+
+
+def test_alerts_lead_to_the_runbooks_of_the_console_that_is_named(tmp_path: Path) -> None:
+    told = Command(tmp_path)("config", "alerts", "--console", "https://console.example.net/").out
+
+    assert "runbook_url: https://console.example.net/runbooks/OutboxStalled\n" in told
+    assert PLACEHOLDER not in told
 
 
 def test_alerts_are_the_rules_of_this_release(tmp_path: Path) -> None:
@@ -97,6 +104,7 @@ def test_an_installed_wheel_prints_what_the_checkout_does(tmp_path: Path) -> Non
     assert {file.name for file in Path(jobs.strip()).iterdir()} == {file.name for file in JOBS.glob("*.*")}
     assert (Path(folder.strip()) / "pipeline" / "daily.py").is_relative_to(installed)
     assert files_below(Path(folder.strip())) == files_below(ROOT / "examples")
+    assert files_below(installed / "relay" / "docs" / "runbooks") == files_below(RUNBOOKS)
     assert Path(dashboards.strip()).is_relative_to(installed)
     assert {file.name for file in Path(dashboards.strip()).iterdir()} == {
         file.name for file in DASHBOARDS.glob("*.json")

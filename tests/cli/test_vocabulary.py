@@ -15,6 +15,7 @@ FLAGS = {
     # which rows
     "--aggregate-type", "--aggregate-id", "--event-type", "--reason", "--exception", "--consumer", "--since", "--until",
     "--limit", "--all", "--held", "--archived", "--group", "--queue", "--kind", "--unique-business-key", "--grace",
+    "--command", "--job", "--rows",
     # what to do, and by whom
     "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--stages",
     "--stop-when-failing", "--overwrite", "--trace", "--folder",
@@ -23,7 +24,7 @@ FLAGS = {
     # users of the console
     "--role", "--file",
     # how it is shown
-    "--output", "-o", "--full", "--watch", "-w", "--interval",
+    "--output", "-o", "--full", "--watch", "-w", "--interval", "--console",
 }  # fmt: skip
 
 

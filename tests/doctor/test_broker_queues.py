@@ -1,15 +1,17 @@
 """Each queue that is listed is looked at on every host, and no queue is made or changed by it."""
 
+import asyncio
 from typing import Any
 
 import aio_pika
 import pytest
-from aio_pika.abc import AbstractChannel
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aio_pika.exceptions import ChannelNotFoundEntity
 from pamqp.common import FieldTable
 
 from relay.config.settings import Route, Settings
 from relay.config.topology import Binding, Overflow, Queue, QueueType, TopologySettings
+from relay.operate import queues
 from relay.operate.doctor.broker_hosts import OpenHost, close_each, connect_each
 from relay.operate.doctor.finding import Verdict
 from relay.operate.doctor.question import BrokerAnswer, exchange_like, queue_like
@@ -176,3 +178,64 @@ async def test_a_full_queue_that_refuses_is_named(settings: Settings, channel: A
     assert finding.verdict is Verdict.WARNING
     assert f"queue {queue.name}" in finding.words
     assert "has 2 messages, so it is full" in finding.words
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "UNREAD_AFTER", 0.1)
+
+
+async def put(channel: AbstractChannel, *names: str) -> None:
+    """Declare queues with a message in each."""
+    for name in names:
+        await channel.declare_queue(name, durable=True)
+        await channel.default_exchange.publish(aio_pika.Message(b"1"), name)
+
+
+@pytest.mark.usefixtures("short_patience")
+async def test_messages_in_a_queue_that_nothing_consumes_are_a_failure(
+    settings: Settings, channel: AbstractChannel
+) -> None:
+    await put(channel, "mine")
+
+    (finding,) = await findings_of(listing(settings), "consumers")
+
+    assert finding.verdict is Verdict.FAILED
+    assert (finding.words, finding.remedy) == ("nothing consumes mine, and 1 message waits", "start its consumer")
+
+
+@pytest.mark.usefixtures("short_patience")
+async def test_a_queue_with_a_consumer_and_one_without_messages_are_well(
+    settings: Settings, channel: AbstractChannel
+) -> None:
+    queue = await channel.declare_queue("mine", durable=True)
+    (empty,) = await findings_of(listing(settings), "consumers")
+    await queue.consume(AbstractIncomingMessage.ack)
+    (consumed,) = await findings_of(listing(settings), "consumers")
+
+    assert [empty.verdict, consumed.verdict] == [Verdict.OK, Verdict.OK]
+    assert consumed.words == "queue mine has 1 consumer"
+
+
+@pytest.mark.usefixtures("short_patience")
+async def test_dead_letters_need_no_consumer_and_a_missing_queue_is_told_elsewhere(
+    settings: Settings, channel: AbstractChannel
+) -> None:
+    await put(channel, "failed")
+    listed = TopologySettings(
+        queues=(Queue(name="mine", dead_letter_exchange="", dead_letter_routing_key="failed"), Queue(name="failed"))
+    )
+
+    assert await findings_of(settings.model_copy(update={"topology": listed}), "consumers") == []
+
+
+async def test_a_consumer_that_restarts_gets_some_seconds(settings: Settings, channel: AbstractChannel) -> None:
+    await put(channel, "mine")
+    looked = asyncio.create_task(findings_of(listing(settings), "consumers"))
+    queue = await channel.get_queue("mine")
+    await asyncio.sleep(1)
+    await queue.consume(AbstractIncomingMessage.ack)
+
+    (finding,) = await looked
+
+    assert finding.verdict is Verdict.OK

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from relay.operate.packaged import PLACEHOLDER
 from tests.observe.alert_cases import CASES, HEALTHY, Case
 from tests.observe.rules import PARTS_OF_A_METRIC, ROOT, RULES, all_rules, rules
 
@@ -54,8 +55,8 @@ def test_every_alert_has_what_an_operator_needs() -> None:
         assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"].keys() == {"severity"}
         assert rule["labels"]["severity"] in {"warning", "critical"}
-        assert rule["annotations"].keys() == {"summary", "description", "runbook"}
-        assert rule["annotations"]["runbook"] == f"docs/runbooks/{rule['alert']}.md"
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert rule["annotations"]["runbook_url"] == f"{PLACEHOLDER}/runbooks/{rule['alert']}"
     told = [(rule["alert"], rule["labels"]["severity"]) for rule in rules()]
     assert len(set(told)) == len(told)
 

@@ -13,6 +13,7 @@ from relay.engine.session.session import LANES
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, NotReadyError, SchemaError
 from relay.operate.health import OutboxState, check_health
 from relay.operate.lanes import pause_lane
+from relay.operate.runbooks import Runbook
 from relay.operate.session import session
 from relay.operate.status import BY_INDEX, OLDEST_PENDING, About, Status, read_status
 from tests.operate.rows import Rows
@@ -247,6 +248,43 @@ def test_lanes_that_nobody_holds_are_named_while_rows_wait(rows: Rows, connectio
     rows.pending()
 
     assert read(connection).reasons == ["no relay holds lanes 3, 4"]
+
+
+TAKE_LANES = "SELECT pg_advisory_lock(hashtext('outbox.lane'), lane) FROM unnest(%s::int[]) AS lane"
+
+
+@pytest.mark.every_postgres
+@pytest.mark.parametrize("pending", [0, 1])
+def test_the_session_that_has_a_lane_is_named_whether_or_not_rows_wait(
+    rows: Rows, connection: psycopg.Connection, database_url: str, pending: int
+) -> None:
+    rows.node(lanes=[lane for lane in range(16) if lane not in (3, 4, 9)])
+    for _ in range(pending):
+        rows.pending()
+    with psycopg.connect(database_url, application_name="report") as frozen, psycopg.connect(database_url) as other:
+        frozen.execute(TAKE_LANES, [[3, 4]])
+        other.execute(TAKE_LANES, [[9]])
+        found = read(connection).reasons
+        pids = frozen.info.backend_pid, other.info.backend_pid
+        role = frozen.info.user
+
+    remedies = [f"`SELECT pg_terminate_backend({pid})` ends it" for pid in pids]
+    assert [*found[:2]] == [
+        f"no relay holds lanes 3, 4: session {pids[0]} of role {role}, 'report', has their locks; {remedies[0]}",
+        f"no relay holds lane 9: session {pids[1]} of role {role} has its lock; {remedies[1]}",
+    ]
+    assert [reason.runbook for reason in found[:2]] == [Runbook.LANE_LOST, Runbook.LANE_LOST]
+
+
+def test_a_lane_that_a_live_relay_has_just_taken_is_no_reason_while_nothing_waits(
+    rows: Rows, connection: psycopg.Connection, database_url: str
+) -> None:
+    rows.node("relay-7", lanes=[lane for lane in range(16) if lane != 3])
+    with psycopg.connect(database_url) as relay:
+        relay.execute("SELECT pg_advisory_lock(hashtext('outbox.node'), hashtext('relay-7'))")
+        relay.execute(TAKE_LANES, [[3]])
+
+        assert read(connection).reasons == []
 
 
 @pytest.mark.every_postgres

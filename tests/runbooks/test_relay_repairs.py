@@ -10,6 +10,7 @@ from yarl import URL
 
 from relay.config.settings import DatabaseSettings, Settings
 from relay.operate.batches import BatchState, list_batches
+from relay.operate.lanes import list_lanes, pause_lane
 from relay.operate.session import session
 from relay.operate.status import read_status
 from tests.faults.alarms import ALARMS
@@ -101,6 +102,30 @@ async def test_a_lane_that_a_stranger_holds_comes_back(
         await eventually(lambda: has_lanes(site, 16), "all lanes are there")
 
 
+async def test_a_session_that_holds_back_vacuum_ends(operator: Operator, stranger: psycopg.AsyncConnection) -> None:
+    await operator.repair("OutboxSession", PID=stranger.info.backend_pid)
+
+    with pytest.raises(psycopg.OperationalError):
+        await stranger.execute("SELECT 1")
+
+
+async def test_a_lane_that_was_paused_is_resumed(operator: Operator, database: DatabaseSettings) -> None:
+    with session(database) as connection:
+        pause_lane(connection, "outbox", 3, by="ada", why="test")
+
+        await operator.repair("OutboxPaused", LANE=3)
+
+        assert [each.lane for each in list_lanes(connection, "outbox") if each.paused_at] == []
+
+
+@pytest.mark.usefixtures("events")
+@pytest.mark.parametrize(
+    ("page", "words"), [("OutboxConsoleTask", "no relay is alive"), ("OutboxDoctor", "database.tables")]
+)
+async def test_the_command_line_shows_what_a_console_would(page: str, words: str, operator: Operator) -> None:
+    assert words in await operator.repair(page)
+
+
 @pytest.mark.usefixtures("events")
 async def test_a_lock_that_stalls_the_relay_ends(
     operator: Operator, rows: Rows, run_site: RunSite, stranger: psycopg.AsyncConnection
@@ -179,7 +204,8 @@ async def test_a_user_gets_its_permissions_back(
     async with run_site(stall_after=0.5) as site:
         await eventually(lambda: site.is_unready("refused for"), "it is refused")
 
-        await operator.repair("OutboxConnectionRefused", VHOST=vhost, USER=USER)
+        rights = {"CONFIGURE": "outbox", "WRITE": "outbox", "READ": ""}
+        await operator.repair("OutboxConnectionRefused", VHOST=vhost, USER=USER, **rights)
 
         await eventually(lambda: states(rows) == {"sent"}, "it is sent")
 

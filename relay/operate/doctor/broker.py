@@ -21,6 +21,7 @@ from relay.operate.doctor.broker_hosts import (
     net_ticktime,
     versions,
 )
+from relay.operate.doctor.consumers import queues_are_consumed
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.doctor.topology import (
     dead_letters,
@@ -36,8 +37,8 @@ from relay.operate.status import list_nodes, route_reasons
 
 # Of the findings about a broker that lets us in, in the order of the checklist; `broker.tls` only where there is some.
 CHECKS = (
-    *("version", "cluster", "capabilities", "net_ticktime", "exchange", "queue", "alarm", "write", "reached"),
-    *("dead_letter", "delivery_limit", "growth", "message_size"),
+    *("version", "cluster", "capabilities", "net_ticktime", "exchange", "queue", "consumers", "alarm", "write"),
+    *("reached", "dead_letter", "delivery_limit", "growth", "message_size"),
 )
 
 
@@ -65,6 +66,7 @@ async def _examine(settings: Settings, hosts: list[OpenHost]) -> AsyncIterator[F
     for answers in (
         exchanges_are_there(hosts, settings, declares=declares),
         queues_are_there(hosts, settings, declares=declares),
+        queues_are_consumed(hosts, settings),
         alarms(hosts),  # from here on: a connection that has published in an alarm is heard no more
         exchanges_are_open(hosts, settings),
     ):
