@@ -18,6 +18,7 @@ from relay.console.answers import answer_bug, answer_error, answer_http_error, a
 from relay.console.api.router import router as api
 from relay.console.pages import (
     audit,
+    consumers,
     doctor,
     failures,
     jobs,
@@ -28,6 +29,7 @@ from relay.console.pages import (
     reconcile,
     replay,
     routes,
+    runbooks,
     upkeep,
 )
 from relay.console.site import Site
@@ -62,7 +64,8 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
         },
     )
     app.state.site = site
-    for each in (login, overview, messages, failures, jobs, replay, reconcile, routes, nodes, upkeep, doctor, audit):
+    of_operations = (messages, failures, jobs, replay, reconcile, routes, upkeep)
+    for each in (login, overview, *of_operations, nodes, consumers, doctor, audit, runbooks):
         app.include_router(each.router)
     app.include_router(api)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

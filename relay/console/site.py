@@ -54,7 +54,7 @@ class Site:
         self.inbox = Database(apart, settings.console, url=INBOX_URL) if apart else self.database
         self.alone = asyncio.Lock()
         self.background = Background()
-        self.consumers = Consumers(settings, self.database)
+        self.consumers = Consumers(settings, self.database, self.inbox)
         self.sampler = Sampler(settings, self.database, self.consumers.in_queues)
         self.checkup = Checkup(settings, file)
         self.looks = Looks(settings.broker)

@@ -27,10 +27,12 @@ MENU = (
     ("/reconcile", "Reconcile"),
     ("/routes", "Routes"),
     ("/nodes", "Nodes"),
+    ("/consumers", "Consumers"),
     ("/retention", "Retention"),
     ("/batches", "Batches"),
     ("/doctor", "Doctor"),
     ("/audit", "Audit"),
+    ("/runbooks", "Runbooks"),
 )
 WITH_LOGIN = (Authentication.PASSWORD, Authentication.OIDC)
 

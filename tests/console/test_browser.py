@@ -20,7 +20,7 @@ PAGES = (
     "/", "/messages", "/messages?state=parked", "/failures", "/failures?queue=billing", "/jobs",
     "/replay", "/replay?since=1d", "/reconcile",
     "/routes", "/nodes", "/retention", "/batches",
-    "/doctor", "/audit",
+    "/doctor", "/audit", "/audit?job=1&rows=true", "/consumers", "/runbooks", "/runbooks/OutboxLaneLost",
 )  # fmt: skip
 # What axe-core checks in each colour: all rules that are on, and the size of targets; in dark the contrasts again.
 CHECKED: tuple[tuple[Literal["light", "dark"], dict[str, object]], ...] = (
