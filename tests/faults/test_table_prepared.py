@@ -128,3 +128,23 @@ async def test_an_orphan_is_named_by_status_with_its_gid_and_age(
     words = r"prepared transaction orphan of billing \(postgres\) has kept dead rows from being cleared away for \d+ s"
     assert [reason for reason in reasons if re.fullmatch(words, reason)]
     assert not [reason for reason in afterwards if "orphan" in reason]
+
+
+async def test_a_prepared_transaction_that_has_a_lane_is_named_as_such(outbox: Outbox, database_url: str) -> None:
+    """A transaction that took a lane's lock is prepared; no session has it, and the status says what ends it."""
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        await connection.execute(
+            "INSERT INTO outbox.node (name, backend_pid, lanes, version) SELECT 'first', 1, array_agg(lane), '1'"
+            " FROM generate_series(1, 15) AS lane"
+        )
+        await connection.commit()
+        await connection.execute("SELECT pg_advisory_xact_lock(hashtext('outbox.lane'), 0)")
+        await connection.execute(b"PREPARE TRANSACTION 'strange'")
+        await connection.commit()
+    with psycopg.connect(database_url) as reader:
+        (reason,) = read_status(reader, "outbox", progress_timeout=0.1).reasons
+    await decide(database_url, "ROLLBACK", "strange")
+
+    assert reason == (
+        "no relay holds lane 0: a prepared transaction has its lock; ROLLBACK PREPARED ends it, see pg_prepared_xacts"
+    )
