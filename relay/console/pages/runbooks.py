@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse
 from relay.console.given import Viewer
 from relay.console.templates import page
 from relay.errors import NotFoundError
-from relay.operate.packaged import runbook
+from relay.operate import packaged
 
 router = APIRouter()
 
@@ -35,14 +35,14 @@ def index(request: Request, _: Viewer) -> HTMLResponse:
     return _page(request, INDEX)
 
 
-@router.get("/runbooks/{name}")
-def show(request: Request, name: str, _: Viewer) -> HTMLResponse:
+@router.get("/runbooks/{runbook}")
+def show(request: Request, runbook: str, _: Viewer) -> HTMLResponse:
     """Show one runbook."""
-    return _page(request, name)
+    return _page(request, runbook)
 
 
 def _page(request: Request, name: str) -> HTMLResponse:
-    text = runbook(name)
+    text = packaged.runbook(name)
     if text is None:
         raise NotFoundError("there is no such runbook: /runbooks lists them")
     is_index = name == INDEX
