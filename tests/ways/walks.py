@@ -106,7 +106,7 @@ async def walk_retry(tracer: Tracer, settings: Settings) -> list[str]:
             assert "done" in (await client.get(ordered.headers["Location"])).text
 
         async def another_page() -> None:
-            await client.get("/audit")
+            await client.get("/runbooks")
 
         with rows.connection:
             opened = await tracer.always_opened(passage)
