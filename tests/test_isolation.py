@@ -39,8 +39,8 @@ def test_of_commands_and_of_the_console(settings: Settings) -> None:
     console = Database(settings.database, settings.console)
     console.open()
     try:
-        with session(settings.database) as command, console.session() as page, connect(settings.database) as plain:
-            assert [of(each) for each in (command, page, plain)] == ["read committed"] * 3
+        with session(settings.database) as tables, console.session() as page, connect(settings.database) as plain:
+            assert [of(each) for each in (tables.connection, page.connection, plain)] == ["read committed"] * 3
     finally:
         console.close()
 
