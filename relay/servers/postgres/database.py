@@ -384,8 +384,8 @@ def kind_of_loss(error: BaseException) -> str:
 
 async def _backend(connection: psycopg.AsyncConnection) -> int:
     # Not prepared: a pooler may run the next statement on another server process, which does not have it.
-    row = await (await connection.execute(BACKEND, prepare=False)).fetchone()
-    return int(row[0]) if row else 0
+    (pid,) = one(await (await connection.execute(BACKEND, prepare=False)).fetchone())
+    return int(pid)
 
 
 def _with_places(given: dict[str, Any]) -> dict[str, Any]:
