@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 
-import psycopg
-from psycopg.rows import class_row
 from psycopg.sql import SQL, Composed, Identifier
+
+from relay.servers.postgres.tables import Tables
 
 WINDOW = 60.0  # seconds over which the rate is measured
 PAGES = 64  # that are read of a day
@@ -85,11 +85,10 @@ class ProgressLooks:
         self._inserted: dict[date, tuple[int, float]] = {}  # rows of each day, and when that has changed
         self._last: dict[str, datetime] = {}
 
-    def look(self, connection: psycopg.Connection, schema: str) -> tuple[list[Noted], dict[str, ConsumerProgress]]:
+    def look(self, tables: Tables) -> tuple[list[Noted], dict[str, ConsumerProgress]]:
         """Return which consumers there are, the last started first, and what they have applied by their name."""
-        with connection.cursor(row_factory=class_row(Noted)) as cursor:
-            noted = cursor.execute(READ_NOTED.format(schema=Identifier(schema), most=MOST)).fetchall()
-        applied = self._read(connection, schema, self._changed(connection, schema))
+        noted = tables.rows(Noted, READ_NOTED, most=MOST)
+        applied = self._read(tables, self._changed(tables))
         for each in applied:
             known = self._last.get(each.consumer)
             self._last[each.consumer] = each.last_at if known is None else max(known, each.last_at)
@@ -98,12 +97,10 @@ class ProgressLooks:
         self._last = {name: at for name, at in self._last.items() if name in known_names}
         return noted, {name: ConsumerProgress(name, at, rates.get(name, 0.0)) for name, at in self._last.items()}
 
-    def _changed(self, connection: psycopg.Connection, schema: str) -> list[_Day]:
+    def _changed(self, tables: Tables) -> list[_Day]:
         """Return the days that got rows within the last minute, at the first look all; the newest of them."""
         now = time.monotonic()
-        table = Identifier(schema, "processed_message").as_string()
-        with connection.cursor(row_factory=class_row(_Day)) as cursor:
-            days = cursor.execute(READ_DAYS.format(table=table)).fetchall()
+        days = tables.rows(_Day, READ_DAYS, table=Identifier(tables.schema, "processed_message").as_string())
         for each in days:
             before = self._inserted.get(each.day)
             if before is None or before[0] != each.inserted:
@@ -112,15 +109,13 @@ class ProgressLooks:
         changed = [each for each in days if each.pages and self._inserted[each.day][1] > now - 2 * WINDOW]
         return changed[:DAYS]
 
-    def _read(self, connection: psycopg.Connection, schema: str, days: Sequence[_Day]) -> list[ConsumerProgress]:
+    def _read(self, tables: Tables, days: Sequence[_Day]) -> list[ConsumerProgress]:
         if not days:
             return []
-        tails = SQL(" UNION ALL ").join(_tail(schema, each) for each in days)
-        statement = READ_APPLIED.format(tails=tails, window=WINDOW, most=MOST)
-        with connection.cursor(row_factory=class_row(ConsumerProgress)) as cursor:
-            return cursor.execute(statement).fetchall()
+        tails = SQL(" UNION ALL ").join(_tail(tables, each) for each in days)
+        return tables.rows(ConsumerProgress, READ_APPLIED, tails=tails, window=WINDOW, most=MOST)
 
 
-def _tail(schema: str, day: _Day) -> Composed:
+def _tail(tables: Tables, day: _Day) -> Composed:
     first = max(0, day.pages - PAGES)
-    return TAIL.format(schema=Identifier(schema), day=day.day, first=f"({first},0)", is_cut=first > 0)
+    return tables.sql(TAIL, day=day.day, first=f"({first},0)", is_cut=first > 0)

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
 
-import psycopg
-from psycopg.rows import class_row
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 from pydantic import Field
 
 from relay.errors import UsageError
@@ -19,6 +17,7 @@ from relay.observe.printable import printable
 from relay.operate.asked import MAX_ID, MOST, Closed, Cursor, Id, Limit, Moment, Next, Page, Text
 from relay.operate.operation import Role, Servers, operation
 from relay.operate.sent.moment import parse_interval
+from relay.servers.postgres.tables import Tables
 
 FORM = re.compile(r"([0-9]{1,19})-([0-9]{1,19})-([0-9]{1,19})")
 
@@ -104,10 +103,10 @@ class AuditPage(Page):
     next: Next
 
 
-def note(connection: psycopg.Connection, schema: str, command: str, target: str, *, by: str, why: str | None) -> None:
+def note(tables: Tables, command: str, target: str, *, by: str, why: str | None) -> None:
     """Note what an operator does to one thing, in the caller's transaction."""
     values = {"command": command, "target": target, "by": by, "why": why}
-    connection.execute(NOTE.format(schema=Identifier(schema)), values)
+    tables.execute(NOTE, values)
 
 
 @operation("audit.list", "GET /audit", Role.VIEWER)
@@ -123,12 +122,10 @@ def list_(at: Servers, asked: ListAudit) -> AuditPage:
         "until": until,
     }
     pages: list[list[tuple[int, Deed]]] = []
-    with at.connect(None) as connection:
+    with at.connect(None) as tables:
         for number, (source, before) in enumerate(zip(SOURCES, befores, strict=True)):
-            names = {"schema": Identifier(at.schema)}
-            statement = READ.format(source=source.format(**names), is_listed=LISTED[source is JOBS, asked.rows])
-            with connection.cursor(row_factory=class_row(Deed)) as cursor:
-                found = cursor.execute(statement, values | {"before": before, "limit": asked.limit + 1}).fetchall()
+            parts = {"source": tables.sql(source), "is_listed": LISTED[source is JOBS, asked.rows]}
+            found = tables.rows(Deed, READ, values | {"before": before, "limit": asked.limit + 1}, **parts)
             pages.append([(number, deed) for deed in found])
     merged = list(heapq.merge(*pages, key=lambda each: each[1].done_at, reverse=True))
     shown = merged[: asked.limit]

@@ -14,6 +14,7 @@ from relay.console import applied, consumers
 from relay.console.applied import ProgressLooks
 from relay.console.consumers import ConsumerStatus
 from relay.operate import queues
+from relay.servers.postgres.tables import Tables
 from tests.console.consumers import rows, with_queue
 from tests.console.site import browser, running
 from tests.operate.pools import MEMBERS
@@ -132,10 +133,10 @@ def test_the_rate_is_that_of_the_last_minute_and_the_last_message_is_remembered(
     monkeypatch.setattr(applied, "PAGES", 2)
     apply(rows.connection, "rare", 1, age=30)
     inbox = ProgressLooks()
-    _, first = inbox.look(rows.connection, "outbox")
+    _, first = inbox.look(Tables(rows.connection, "outbox"))
     rows.connection.execute(NOTE, ["rare", "q"])
     apply(rows.connection, "busy", 3000)
-    _, second = inbox.look(rows.connection, "outbox")
+    _, second = inbox.look(Tables(rows.connection, "outbox"))
 
     assert first["rare"].rate == pytest.approx(1 / 60, rel=0.1)
     assert second["busy"].rate > 10  # of the rows of two pages, in the moment that they cover

@@ -13,6 +13,7 @@ from relay.operate.batches import BatchState, list_batches
 from relay.operate.lanes import list_lanes, pause_lane
 from relay.operate.session import session
 from relay.operate.status import read_status
+from relay.servers.postgres.tables import Tables
 from tests.faults.alarms import ALARMS
 from tests.http.conftest import RunSite
 from tests.http.site import Site
@@ -59,8 +60,8 @@ def states(rows: Rows) -> set[str]:
 
 
 def is_said(database: DatabaseSettings, words: str) -> bool:
-    with session(database) as connection:
-        return any(words in reason for reason in read_status(connection, "outbox", progress_timeout=0.1).reasons)
+    with session(database) as tables:
+        return any(words in reason for reason in read_status(tables, progress_timeout=0.1).reasons)
 
 
 def alarms(node: RabbitServer) -> set[str]:
@@ -78,7 +79,7 @@ async def test_a_batch_that_is_given_up_is_unfinished_no_more(operator: Operator
 
         await operator.repair("OutboxBatchUnfinished")
 
-        assert [each.state for each in list_batches(connection, "outbox", limit=9)] == [BatchState.GIVEN_UP]
+        assert [each.state for each in list_batches(Tables(connection, "outbox"), limit=9)] == [BatchState.GIVEN_UP]
 
 
 @pytest.mark.usefixtures("events")
@@ -110,12 +111,12 @@ async def test_a_session_that_holds_back_vacuum_ends(operator: Operator, strange
 
 
 async def test_a_lane_that_was_paused_is_resumed(operator: Operator, database: DatabaseSettings) -> None:
-    with session(database) as connection:
-        pause_lane(connection, "outbox", 3, by="ada", why="test")
+    with session(database) as tables:
+        pause_lane(tables, 3, by="ada", why="test")
 
         await operator.repair("OutboxPaused", LANE=3)
 
-        assert [each.lane for each in list_lanes(connection, "outbox") if each.paused_at] == []
+        assert [each.lane for each in list_lanes(tables) if each.paused_at] == []
 
 
 @pytest.mark.usefixtures("events")
