@@ -1,6 +1,7 @@
 """A private receiver of webhooks, of Debian's package `webhook`: it checks the token, and keeps each body in a file."""
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -10,8 +11,10 @@ from tests.support.process import Process, ServerError, free_port, is_listening
 from tests.support.server import Server
 
 PROGRAM = "webhook"
+PAGE = Path(__file__).parents[2] / "docs" / "webhook.md"  # which has the configuration
 KEEP = """#!/bin/sh
-cp "$BODY" "{folder}/$ID.new" && mv "{folder}/$ID.new" "{folder}/$ID.json"
+file=$(mktemp "{folder}/XXXXXX")
+printf '%s' "$1" >"$file" && mv "$file" "$file.json"
 """
 
 
@@ -48,22 +51,9 @@ class Receiver(Server):
         program = folder / "keep"
         program.write_text(KEEP.format(folder=folder / "received"))
         program.chmod(0o755)
-        token = {
-            "type": "value",
-            "value": f"Bearer {self._token}",
-            "parameter": {"source": "header", "name": "Authorization"},
-        }
-        hook = {
-            "id": "outbox",
-            "execute-command": str(program),
-            "command-working-directory": str(folder),
-            "pass-environment-to-command": [{"source": "payload", "name": "id", "envname": "ID"}],
-            "pass-file-to-command": [{"source": "entire-payload", "envname": "BODY"}],
-            "include-command-output-in-response": True,
-            "trigger-rule": {"match": token},
-            "trigger-rule-mismatch-http-response-code": 403,
-        }
-        (folder / "hooks.json").write_text(json.dumps([hook]))
+        (hooks,) = re.findall(r"^    \[\{\n.*?^    \}\]\n", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+        (hook,) = json.loads(hooks.replace("the-token", self._token))
+        (folder / "hooks.json").write_text(json.dumps([hook | {"execute-command": str(program)}]))
 
 
 def is_installed() -> bool:
