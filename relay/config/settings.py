@@ -138,7 +138,7 @@ DatabaseUrl = Annotated[
 ]
 InboxUrl = Annotated[SecretStr, AfterValidator(_url_or_nothing), Takes("a libpq URL, or nothing")]
 WebhookUrl = Annotated[
-    SecretStr, AfterValidator(_webhook_url), Takes("an https or http URL without a login in it, or nothing")
+    SecretStr, AfterValidator(_webhook_url), Takes("an https or http URL without a login, or nothing")
 ]
 BrokerUrl = Annotated[
     SecretStr,
@@ -417,7 +417,7 @@ class ConsoleSettings(Section):
     authentication: Authentication = Authentication.NONE
     """none: a token that the start prints; password: a file; proxy: headers; oidc: OpenID Connect"""
     webhook_url: WebhookUrl = SecretStr("")
-    """gets a POST when the verdict of the first page changes (docs/webhook.md); empty: nothing is sent"""
+    """gets a POST when the verdict changes (docs/webhook.md)"""
     webhook_token: Secret = SecretStr("")
     """goes there as `Authorization: Bearer`"""
     webhook_after: Seconds = 10.0

@@ -1,4 +1,4 @@
-"""Tell the world outside when the verdict changes: one POST a change, to `console.webhook_url`.
+"""The webhook: one POST to `console.webhook_url` for each change of the verdict.
 
 A change counts once it has held for `console.webhook_after`, in two looks at the outbox at least. So nothing is sent of
 what comes and goes. The receiver may be slow, away or hostile: nothing of its answer is read but the status.
@@ -104,7 +104,7 @@ class Webhook:
         self._failing = ""
 
     def failing(self) -> str:
-        """Return why the receiver has not taken the latest try; empty when it has, or nothing is to be sent."""
+        """Return why the receiver has not taken the latest try; empty when it has."""
         return self._failing
 
     async def run(self) -> None:
