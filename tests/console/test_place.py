@@ -102,7 +102,7 @@ async def test_the_icon_shows_the_state_as_it_changes(chromium: Browser, setting
         for tab in (overview, jobs):
             await expect_state(tab, "warning")  # no relay is alive
         with psycopg.connect(database_url, autocommit=True) as connection:
-            connection.execute("ALTER TABLE outbox.message RENAME TO elsewhere")
+            connection.execute("ALTER SCHEMA outbox RENAME TO elsewhere")
         await expect_state(jobs, "failed")
         await expect_state(overview, "failed")
         await expect(jobs).to_have_title(f"Jobs · {place_of(settings).words}")
