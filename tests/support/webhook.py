@@ -32,7 +32,15 @@ class Receiver(Server):
         return f"http://127.0.0.1:{self.port}/hooks/outbox"
 
     def start(self) -> None:
-        command = [PROGRAM, "-hooks", self._folder / "hooks.json", "-ip", "127.0.0.1", "-port", str(self.port)]
+        command: list[str | Path] = [
+            PROGRAM,
+            "-hooks",
+            self._folder / "hooks.json",
+            "-ip",
+            "127.0.0.1",
+            "-port",
+            str(self.port),
+        ]
         command += ["-http-methods", "POST", "-verbose"]
         self._process = Process(command, log=self._folder / "webhook.log", folder=self._folder)
         self._process.wait_until(lambda: is_listening(self.port), 60)
