@@ -13,7 +13,7 @@ MOST = 80  # characters of each; a list of hosts may be longer
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """What a console operates.
 
     Attributes:
@@ -36,7 +36,7 @@ class Place:
         return f"{self.name} · {self.database} → {self.broker}"
 
 
-def place_of(settings: Settings) -> Place:
+def place_of(settings: Settings) -> Location:
     """Return where the settings lead.
 
     Raises:
@@ -53,7 +53,7 @@ def place_of(settings: Settings) -> Place:
     urls = broker_urls(settings.broker)
     path = vhost(urls[0])
     broker = _listed([place(url) for url in urls]) + (path if path.startswith("/") else f"/{path}")
-    return Place(settings.console.environment, _short(database), _short(broker))
+    return Location(settings.console.environment, _short(database), _short(broker))
 
 
 def _listed(places: list[str]) -> str:

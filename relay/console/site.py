@@ -19,7 +19,7 @@ from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.console.failure_groups import FailureGroups
 from relay.console.live import Live
 from relay.console.looks import Looks
-from relay.console.place import Place, place_of
+from relay.console.place import Location, place_of
 from relay.console.runner import Runner
 from relay.console.sampler import Sampler
 from relay.console.verdict import TheVerdict, verdict
@@ -76,7 +76,7 @@ class Site:
             lambda: read_route_map(settings), patience=ROUTE_MAP_PATIENCE
         )
 
-    def place(self) -> Place:
+    def place(self) -> Location:
         """Return where the operator is, as the URLs say it now."""
         return place_of(self.settings)
 

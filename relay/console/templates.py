@@ -12,7 +12,7 @@ from relay.config.settings import Authentication
 from relay.console.access.cookie import browser_of, new_browser, set_cookie
 from relay.console.access.identity import door_of
 from relay.console.formats import commands, duration, job_mood, moment, number, short
-from relay.console.place import Place
+from relay.console.place import Location
 from relay.operate.status import lane_ranges
 
 FOLDER = Path(__file__).parent / "templates"
@@ -56,7 +56,7 @@ _environment.filters |= {
 class Frame(Protocol):
     """What each page says around its subject: `relay.console.site.Site`."""
 
-    def place(self) -> Place:
+    def place(self) -> Location:
         """Return where the operator is."""
 
     def mood(self) -> str:

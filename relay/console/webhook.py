@@ -18,7 +18,7 @@ import orjson
 
 from relay import __version__
 from relay.config.settings import ConsoleSettings
-from relay.console.place import Place
+from relay.console.place import Location
 from relay.console.verdict import Mood, TheVerdict, Told
 from relay.logger import get_logger
 from relay.observe.printable import printable
@@ -94,7 +94,7 @@ class Webhook:
     """
 
     def __init__(
-        self, console: ConsoleSettings, look: Callable[[], tuple[TheVerdict, int]], place: Callable[[], Place]
+        self, console: ConsoleSettings, look: Callable[[], tuple[TheVerdict, int]], place: Callable[[], Location]
     ) -> None:
         self._console = console
         self._look = look
@@ -182,7 +182,7 @@ class Webhook:
         log.error("console.webhook_given_up", change=change.id, state=change.verdict.mood, reason=reason)
 
 
-def document(change: Change, place: Place, address: str) -> dict[str, Any]:
+def document(change: Change, place: Location, address: str) -> dict[str, Any]:
     """Return what is sent as JSON.
 
     Args:
@@ -220,7 +220,7 @@ def _reason(told: Told, change: Change, address: str) -> dict[str, Any]:
     }
 
 
-def _text(words: str, told: Sequence[Told], place: Place, address: str) -> str:
+def _text(words: str, told: Sequence[Told], place: Location, address: str) -> str:
     """Return a message for people, with no markup in it."""
     lines = [f"{place.name}: {_short(words)}", *(f"- {_short(each.words)}" for each in told), f"{address}/"]
     return "\n".join(line.translate(PLAIN) for line in lines)

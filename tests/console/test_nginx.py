@@ -14,14 +14,12 @@ from relay.console.access.tokens import TokenFile
 from relay.operate.operation import Role
 from tests.console.rows import waiting
 from tests.console.site import serving_at, users
-from tests.console.test_place import expect_state, open_tab
-from tests.console.windows import NEEDS_CHROMIUM, log_in
+from tests.console.windows import LONG, NEEDS_CHROMIUM, expect_state, log_in, open_tab
 from tests.operate.rows import Rows
 from tests.support.certificates import Authority
 from tests.support.nginx import Nginx, is_installed
 
 PAGE = Path(__file__).parents[2] / "docs" / "proxy.md"
-LONG = 60_000  # milliseconds, on a busy machine
 TABS = 8
 
 pytestmark = pytest.mark.skipif(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, expect
+from playwright.async_api import Browser, expect
 from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, ConsoleSettings, DatabaseSettings, Settings
@@ -14,9 +14,8 @@ from relay.console.verdict import Mood
 from relay.operate.operation import Role
 from tests.console.rows import waiting
 from tests.console.site import browser, running, serving, users
-from tests.console.windows import NEEDS_CHROMIUM, log_in, window
+from tests.console.windows import LONG, NEEDS_CHROMIUM, expect_state, log_in, open_tab, window
 
-LONG = 60_000  # milliseconds, on a busy machine
 TABS = 8  # browsers allow six connections to a server
 
 
@@ -153,16 +152,3 @@ async def test_a_session_that_ends_leads_every_tab_to_the_login(
 
         for tab in (first, second):
             await expect(tab.get_by_label("Password")).to_be_visible(timeout=LONG)
-
-
-async def open_tab(context: BrowserContext, address: str) -> Page:
-    page = await context.new_page()
-    await page.goto(address)
-    return page
-
-
-async def expect_state(page: Page, state: str) -> None:
-    icon = re.compile(rf"/icon/{state}\.svg$")
-    await expect(page.locator("link[rel=icon]")).to_have_attribute("href", icon, timeout=LONG)
-    await expect(page.locator(".brand img")).to_have_attribute("src", icon)
-    await expect(page.locator(".brand img")).to_have_attribute("alt", f"State: {state}.")

@@ -15,7 +15,7 @@ from pydantic import SecretStr, ValidationError
 from relay.config.keys import as_json
 from relay.config.settings import ConsoleSettings, Settings
 from relay.console import checkup, webhook
-from relay.console.place import Place
+from relay.console.place import Location
 from relay.console.site import Site
 from relay.console.verdict import Mood, Repair, TheVerdict, Told
 from relay.console.webhook import Change, Changes, document
@@ -94,7 +94,7 @@ def test_what_is_sent_is_bounded_and_has_no_markup_for_a_chat() -> None:
     reasons = [Told(f"queue {number}", hostile, Repair("/routes", "See")) for number in range(50)]
     change = Change("1", datetime.now(UTC), Mood.OK, TheVerdict(Mood.WARNING, "A look", reasons), frozenset())
 
-    told = document(change, Place("prod", "shop on db", "mq/"), "https://relay.test/ops")
+    told = document(change, Location("prod", "shop on db", "mq/"), "https://relay.test/ops")
 
     assert len(orjson.dumps(told)) < 40_000
     assert (len(told["reasons"]), told["more_reasons"]) == (20, 30)
