@@ -166,7 +166,7 @@ def how_it_ended(job: Job) -> ExitCode:
         case JobState.PAUSED:
             complain(f"{job.words} is paused: {job.paused_because}")
             aside(how_to_go_on(job.id))
-        case JobState.RUNNING | JobState.CANCELLED:
+        case JobState.WAITING | JobState.RUNNING | JobState.CANCELLED:
             complain(f"{job.words} is {job.state}")
     return ExitCode.PARTLY
 

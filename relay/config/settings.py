@@ -36,7 +36,11 @@ Url = str | SecretStr  # as applications give it; also a SecretSource, which is 
 
 MOST_DAYS = 99_999
 LISTEN_HOST = re.compile(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
-ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")  # as browsers write it
+# As browsers write it, and a path without a slash at its end.
+ORIGIN = re.compile(r"(https?://(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?)((?:/(?!\.+(?:/|$))[A-Za-z0-9._~-]+)*)")
+
+# No login before the host: that is what the token is for.
+WEBHOOK = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-\"$-~]*)?")
 
 
 def _libpq_url(url: SecretStr) -> SecretStr:
@@ -94,6 +98,17 @@ def _origin(origin: str) -> str:
     return origin
 
 
+def _webhook_url(url: SecretStr) -> SecretStr:
+    return _readable(url, _webhook)
+
+
+def _webhook(url: str) -> None:
+    """Raise ValueError, without a part of the URL: its path is often the secret that lets one post there."""
+    remember(url)
+    if url and not WEBHOOK.fullmatch(url):
+        raise ValueError
+
+
 def _issuer(issuer: str) -> str:
     """Let pass a URL by https; one of this host may come by http, which nobody else can read."""
     if issuer and not re.match(r"https://[^/?#]|http://(localhost|127\.0\.0\.1|\[::1\])[:/]", issuer):
@@ -122,6 +137,9 @@ DatabaseUrl = Annotated[
     Takes("a libpq URL, postgresql://user:password@host:5432/database"),
 ]
 InboxUrl = Annotated[SecretStr, AfterValidator(_url_or_nothing), Takes("a libpq URL, or nothing")]
+WebhookUrl = Annotated[
+    SecretStr, AfterValidator(_webhook_url), Takes("an https or http URL without a login, or nothing")
+]
 BrokerUrl = Annotated[
     SecretStr,
     AfterValidator(_amqp_urls),
@@ -148,7 +166,16 @@ ListenAddress = Annotated[
 ConsoleAddress = Annotated[
     str, StringConstraints(min_length=1), AfterValidator(_listen_address), Takes("address:port, as in 127.0.0.1:8420")
 ]
-Origin = Annotated[str, AfterValidator(_origin), Takes("https://host or https://host:port, without a path, or nothing")]
+Environment = Annotated[
+    str,
+    StringConstraints(max_length=40, pattern=r"^[^\u0000-\u001f\u007f-\u009f]*$"),
+    Takes("text of at most 40 characters, or nothing"),
+]
+Origin = Annotated[
+    str,
+    AfterValidator(_origin),
+    Takes("https://host:port or https://host/path, with no / at its end, or nothing"),
+]
 Issuer = Annotated[str, AfterValidator(_issuer), Takes("an https URL, or nothing")]
 Networks = Annotated[
     str, AfterValidator(_networks), Takes("addresses and networks separated by commas, as in 10.0.0.0/8, or nothing")
@@ -383,10 +410,18 @@ class ConsoleSettings(Section):
 
     listen: ConsoleAddress = "127.0.0.1:8420"
     """of the pages; beyond loopback only with authentication"""
+    environment: Environment = ""
+    """what the pages call this environment, as in `production`"""
     origin: Origin = ""
-    """what browsers have before the path, `https://relay.example.org`; empty: the address of `listen`"""
+    """what browsers open, `https://relay.example.org` or `https://example.org/relay`; empty: the address of `listen`"""
     authentication: Authentication = Authentication.NONE
     """none: a token that the start prints; password: a file; proxy: headers; oidc: OpenID Connect"""
+    webhook_url: WebhookUrl = SecretStr("")
+    """gets a POST when the verdict changes (docs/webhook.md)"""
+    webhook_token: Secret = SecretStr("")
+    """goes there as `Authorization: Bearer`"""
+    webhook_after: Seconds = 10.0
+    """a change is sent once it has held for this"""
     read_only: bool = False
     """nobody can change anything by the console"""
     statement_timeout: Seconds = 2.0
@@ -423,6 +458,12 @@ class ConsoleSettings(Section):
     """may reveal what messages say, retry and reroute, too"""
     owner_groups: Groups = ""
     """may discard and drop, too"""
+
+    @property
+    def base(self) -> str:
+        """The path below which browsers see the console, as in `/relay`; empty where it has a host's name to itself."""
+        found = ORIGIN.fullmatch(self.origin)
+        return found[2] if found else ""
 
 
 class LogSettings(Section):

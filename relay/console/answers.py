@@ -31,6 +31,7 @@ from relay.runtime.scrub import scrub
 log = get_logger(__name__)
 
 API = "/api/"
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="outbox relay"'}  # no browser asks its user for a bearer token
 LIVE = "/live"  # the stream of figures, which no page is
 STATUSES: dict[type[OutboxError], HTTPStatus] = {
     NotFoundError: HTTPStatus.NOT_FOUND,
@@ -51,11 +52,11 @@ async def answer_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, LoginNeededError):
         return _answer(request, status_of(error), scrub(str(error)))
     if "HX-Request" in request.headers:  # a part of a page is asked for, and the whole page leads to the login
-        return _answer(request, error.status, str(error), {"HX-Refresh": "true"})
+        return _answer(request, error.status, str(error), {**CHALLENGE, "HX-Refresh": "true"})
     if (way := _to_login(request)) is not None:
         return way
     has_start_token = site_of(request).access.start is not None
-    return _answer(request, error.status, WORDS if has_start_token else str(error))
+    return _answer(request, error.status, WORDS if has_start_token else str(error), CHALLENGE)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
@@ -71,7 +72,11 @@ async def answer_invalid(request: Request, error: Exception) -> Response:
     """Return what is answered to a request whose parameters cannot be; names each, without its value."""
     if not isinstance(error, RequestValidationError):
         raise error
-    found = (f"{'.'.join(map(str, each['loc'][1:])) or 'the request'}: {each['msg']}" for each in error.errors())
+    errors = error.errors()
+    if errors[0]["type"] == "json_invalid":  # nothing else was looked at
+        (_, place), reason = errors[0]["loc"], errors[0]["ctx"]["error"]
+        return _answer(request, HTTPStatus.BAD_REQUEST, f"the body is no JSON: {reason} at character {place}")
+    found = (f"{'.'.join(map(str, each['loc'][1:])) or 'the request'}: {each['msg']}" for each in errors)
     return _answer(request, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(found))
 
 
@@ -110,7 +115,7 @@ def _to_login(request: Request) -> Response | None:
         return None
     here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     if request.headers.get("Sec-Fetch-Site") == "cross-site":  # the session's cookie may be there, and was not sent
-        return landing(here)
+        return landing(request, here)
     if authentication is Authentication.NONE:
         return None
     return RedirectResponse(f"/login?next={quote(here, safe='')}", HTTPStatus.SEE_OTHER)

@@ -10,6 +10,7 @@ from starlette.staticfiles import StaticFiles
 
 from relay import __version__
 from relay.config.settings import Settings
+from relay.console.access.below import BelowApp
 from relay.console.access.bounds import BoundedApp
 from relay.console.access.headers import GuardedApp
 from relay.console.access.start_token import EnteredApp
@@ -21,6 +22,7 @@ from relay.console.pages import (
     consumers,
     doctor,
     failures,
+    icon,
     jobs,
     login,
     messages,
@@ -36,11 +38,31 @@ from relay.console.site import Site
 from relay.console.templates import STATIC
 from relay.errors import OutboxError
 
+PAGES = (
+    login,
+    icon,
+    overview,
+    messages,
+    failures,
+    jobs,
+    replay,
+    reconcile,
+    routes,
+    upkeep,
+    nodes,
+    consumers,
+    doctor,
+    audit,
+    runbooks,
+)
+
 
 def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
     """Return the console for these settings; `app.state.site` has what its requests share."""
     site = Site(settings, file)
-    access, entrance = site.access, []
+    access, entrance, below = site.access, [], []
+    if base := settings.console.base:
+        below.append(Middleware(BelowApp, base=base))
     if access.start is not None:
         entrance.append(Middleware(EnteredApp, token=access.start, sessions=access.sessions))
     app = FastAPI(
@@ -53,6 +75,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
         lifespan=site.running,
         dependencies=[Depends(guard_writes)],
         middleware=[
+            *below,
             Middleware(GuardedApp, origins=origins(settings.console), answer_bug=answer_bug),
             *entrance,
             Middleware(BoundedApp, answer=answer_error),
@@ -64,8 +87,7 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
         },
     )
     app.state.site = site
-    of_operations = (messages, failures, jobs, replay, reconcile, routes, upkeep)
-    for each in (login, overview, *of_operations, nodes, consumers, doctor, audit, runbooks):
+    for each in PAGES:
         app.include_router(each.router)
     app.include_router(api)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

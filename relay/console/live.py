@@ -1,7 +1,7 @@
 """The parts of the overview that change, drawn once for all browsers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from relay.console.background import Background
 from relay.console.charts import Chart, chart
@@ -10,9 +10,10 @@ from relay.console.consumers import Consumers, SeenConsumers
 from relay.console.formats import duration, short
 from relay.console.sampler import Point, Sample, Sampler
 from relay.console.templates import fragment
-from relay.console.verdict import verdict
+from relay.console.verdict import TheVerdict, verdict
 
-PARTS = ("headline", "verdict", "figures", "relays")  # each has a template, and is an event of the stream
+PARTS = ("headline", "verdict", "figures", "relays")  # each has a template
+STATE = "state"  # the mood, for the icon
 SHORTEST = 300.0  # seconds that a chart spans at least
 
 
@@ -29,20 +30,40 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """What every browser gets: the text of each part by its name."""
+class Seen:
+    """What the looks have seen."""
 
     sample: Sample | None
     report: CheckupReport | None
-    seen: SeenConsumers | None
+    consumers: SeenConsumers | None
     failing: list[str]
+    unsent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What every browser gets: the text of each part by its name."""
+
+    seen: Seen
+    verdict: TheVerdict
     parts: dict[str, str]
 
 
 class Live:
     """Draws the parts again when one of the looks has seen something else."""
 
-    def __init__(self, sampler: Sampler, checkup: Checkup, consumers: Consumers, background: Background) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        checkup: Checkup,
+        consumers: Consumers,
+        background: Background,
+        *,
+        unsent: Callable[[], str],
+        base: str,
+    ) -> None:
+        self._unsent = unsent
+        self._base = base
         self._sampler = sampler
         self._checkup = checkup
         self._consumers = consumers
@@ -51,14 +72,29 @@ class Live:
 
     def parts(self) -> dict[str, str]:
         """Return the text of each part."""
-        sample, report, seen = self._sampler.latest, self._checkup.latest, self._consumers.latest
-        failing, drawn = self._background.failing(), self._drawn
-        if drawn is None or drawn != replace(drawn, sample=sample, report=report, seen=seen, failing=failing):
-            figures = _figures(sample, self._consumers.in_queues())
-            values = {"sample": sample, "verdict": verdict(sample, report, seen, failing), "figures": figures}
-            drawn = Drawn(sample, report, seen, failing, {name: fragment(f"{name}.html", **values) for name in PARTS})
+        return self._now().parts
+
+    def verdict(self) -> TheVerdict:
+        """Return the verdict that the parts show."""
+        return self._now().verdict
+
+    def _now(self) -> Drawn:
+        seen = Seen(
+            self._sampler.latest,
+            self._checkup.latest,
+            self._consumers.latest,
+            self._background.failing(),
+            self._unsent(),
+        )
+        drawn = self._drawn
+        if drawn is None or drawn.seen != seen:
+            figures = _figures(seen.sample, self._consumers.in_queues())
+            found = verdict(seen.sample, seen.report, seen.consumers, seen.failing, unsent=seen.unsent)
+            values = {"base": self._base, "sample": seen.sample, "verdict": found, "figures": figures}
+            parts = {name: fragment(f"{name}.html", **values) for name in PARTS}
+            drawn = Drawn(seen, found, {**parts, STATE: found.mood})
             self._drawn = drawn
-        return drawn.parts
+        return drawn
 
 
 def _figures(sample: Sample | None, in_queues: int | None) -> list[Figure]:

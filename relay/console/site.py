@@ -19,8 +19,11 @@ from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.console.failure_groups import FailureGroups
 from relay.console.live import Live
 from relay.console.looks import Looks
+from relay.console.place import Location, place_of
 from relay.console.runner import Runner
 from relay.console.sampler import Sampler
+from relay.console.verdict import TheVerdict, verdict
+from relay.console.webhook import Webhook
 from relay.operate.asked import MAX_ID
 from relay.operate.failures import Group, ListFailures
 from relay.operate.failures import list_ as list_failures
@@ -59,11 +62,27 @@ class Site:
         self.checkup = Checkup(settings, file)
         self.looks = Looks(settings.broker)
         self.runner = Runner(settings, partial(self.background.note, "jobs"))
-        self.live = Live(self.sampler, self.checkup, self.consumers, self.background)
+        self.webhook = Webhook(settings.console, self._look, self.place)
+        self.live = Live(
+            self.sampler,
+            self.checkup,
+            self.consumers,
+            self.background,
+            unsent=self.webhook.failing,
+            base=settings.console.base,
+        )
         self.failure_groups = FailureGroups(self._all_failures)
         self.route_map: CachedAnswer[RouteMap] = CachedAnswer(
             lambda: read_route_map(settings), patience=ROUTE_MAP_PATIENCE
         )
+
+    def place(self) -> Location:
+        """Return where the operator is, as the URLs say it now."""
+        return place_of(self.settings)
+
+    def mood(self) -> str:
+        """Return how the outbox is."""
+        return self.live.verdict().mood
 
     def servers(self, who: Identity) -> Servers:
         """Return where an operation is done for a user: on the console's connections.
@@ -96,6 +115,12 @@ class Site:
         everything = ListFailures(held=True, limit=MAX_ID)
         return list_failures.does(self.servers(NOBODY), everything).groups
 
+    def _look(self) -> tuple[TheVerdict, int]:
+        """Return the verdict but for what the webhook itself adds, and the number of the look that it rests on."""
+        sample = self.sampler.latest
+        found = verdict(sample, self.checkup.latest, self.consumers.latest, self.background.failing())
+        return found, sample.number if sample else 0
+
     @asynccontextmanager
     async def running(self, _: FastAPI) -> AsyncIterator[None]:
         """Look at the servers, and run jobs, as long as the app answers."""
@@ -107,6 +132,7 @@ class Site:
             "checkup": self.checkup.run,
             "consumers": self.consumers.run,
             "looks": self.looks.run,
+            "webhook": self.webhook.run,
         }
         tasks = [asyncio.create_task(self.background.keep(name, run), name=name) for name, run in looking.items()]
         jobs = asyncio.create_task(self.background.keep("jobs", self.runner.run), name="jobs")

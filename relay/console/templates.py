@@ -1,7 +1,7 @@
 """Pages from templates: every value is escaped."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
@@ -12,6 +12,7 @@ from relay.config.settings import Authentication
 from relay.console.access.cookie import browser_of, new_browser, set_cookie
 from relay.console.access.identity import door_of
 from relay.console.formats import commands, duration, job_mood, moment, number, short
+from relay.console.place import Location
 from relay.operate.status import lane_ranges
 
 FOLDER = Path(__file__).parent / "templates"
@@ -54,6 +55,16 @@ _environment.filters |= {
 }
 
 
+class Frame(Protocol):
+    """What each page says around its subject: `relay.console.site.Site`."""
+
+    def place(self) -> Location:
+        """Return where the operator is."""
+
+    def mood(self) -> str:
+        """Return how the outbox is, as its icon shows it."""
+
+
 def fragment(name: str, **values: Any) -> str:
     """Return the part of a page that a template makes of these values."""
     return _environment.get_template(name).render(**values)
@@ -65,25 +76,31 @@ def page(request: Request, name: str, *, code: int = 200, **values: Any) -> HTML
     The template also has the user and the menu. A browser without our cookie gets one, which its forms need.
     """
     console = door_of(request).console
+    frame: Frame = request.app.state.site
+    identity = getattr(request.state, "identity", None)
     text = _environment.get_template(name).render(
-        identity=getattr(request.state, "identity", None),
+        identity=identity,
         has_logout=console.authentication in WITH_LOGIN,
+        base=console.base,
         menu=MENU,
+        mood=frame.mood() if identity else "",
         path=request.url.path,
+        place=frame.place(),
         read_only=console.read_only,
         version=__version__,
         **values,
     )
     response = HTMLResponse(text, code)
     if browser_of(request) is None:
-        set_cookie(response, new_browser())
+        set_cookie(request, response, new_browser())
     return response
 
 
-def landing(address: str) -> HTMLResponse:
+def landing(request: Request, address: str) -> HTMLResponse:
     """Return a page that opens a path of this console.
 
     For a browser that another site has sent: it keeps the session's cookie back until a page of ours asks.
     """
-    text = _environment.get_template("landing.html").render(address=address)
+    base = door_of(request).console.base
+    text = _environment.get_template("landing.html").render(base=base, address=address)
     return HTMLResponse(text)

@@ -20,6 +20,7 @@ from relay.operate.status import About, Reason
 class Mood(StrEnum):
     """The colour of the verdict, or of a reason, the worst last."""
 
+    UNKNOWN = "unknown"  # nothing was seen so far
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
@@ -42,9 +43,11 @@ class Told:
     """A reason with its repair.
 
     Attributes:
+        key: says what kind of reason it is, whatever its numbers are.
         headline: what the verdict says when this reason is the worst; empty where the outbox's state says it.
     """
 
+    key: str
     words: str
     repair: Repair | None
     runbook: Runbook
@@ -79,14 +82,19 @@ def verdict(
     report: CheckupReport | None = None,
     consumers: SeenConsumers | None = None,
     failing: Sequence[str] = (),
+    *,
+    unsent: str = "",
 ) -> TheVerdict:
     """Return what a sample, the doctor's latest report and the latest look at the consumers come to.
 
     Args:
         failing: tasks of the console that have failed of late.
+        unsent: why the receiver of the webhook has not taken the latest change.
     """
     outbox = _of_sample(sample)
-    told = [*_of_console(failing), *(_of_consumers(consumers) if consumers else [])]
+    if outbox.mood is Mood.UNKNOWN:
+        return outbox
+    told = [*_of_console(failing, unsent), *(_of_consumers(consumers) if consumers else [])]
     told += _of_report(report, known={each.words for each in [*outbox.reasons, *told]})
     reasons = sorted([*outbox.reasons, *told], key=lambda each: -each.mood.weight)
     worst = max(told, key=lambda each: each.mood.weight, default=None)
@@ -97,9 +105,10 @@ def verdict(
 
 def _of_sample(sample: Sample | None) -> TheVerdict:
     if sample is None:
-        return TheVerdict(Mood.WARNING, "Looking at the outbox…", [])
+        return TheVerdict(Mood.UNKNOWN, "Looking at the outbox…", [])
     if sample.status is None:
-        told = [Told(sample.error or "", Repair("/doctor", "Run the doctor"), Runbook.DATABASE_LOST, Mood.FAILED)]
+        repair = Repair("/doctor", "Run the doctor")
+        told = [Told("database", sample.error or "", repair, Runbook.DATABASE_LOST, Mood.FAILED)]
         return TheVerdict(Mood.FAILED, "The database does not answer", told)
     status = sample.status
     state = OutboxState.STALLED if sample.sent_none else status.state
@@ -123,19 +132,26 @@ def _weight(reason: Reason) -> int:
 
 def _told(reason: Reason, *, is_stalled: bool) -> Told:
     stalls = is_stalled and reason.about in (About.RELAYS, About.ROUTE)
-    return Told(reason, REPAIRS[reason.about], reason.runbook, Mood.FAILED if stalls else Mood.WARNING)
+    mood = Mood.FAILED if stalls else Mood.WARNING
+    return Told(reason.about, reason, REPAIRS[reason.about], reason.runbook, mood)
 
 
-def _of_console(failing: Sequence[str]) -> list[Told]:
-    return [
+def _of_console(failing: Sequence[str], unsent: str) -> list[Told]:
+    headline = "the console needs a look"
+    told = [
         Told(
+            f"task {name}",
             f"the console's task {name!r} has failed, and begins again: see its log",
             None,
             Runbook.CONSOLE,
-            headline="the console needs a look",
+            headline=headline,
         )
         for name in failing
     ]
+    if unsent:
+        words = f"the receiver of console.webhook_url has not taken the latest change: {unsent}"
+        told.append(Told("webhook", words, None, Runbook.CONSOLE, headline=headline))
+    return told
 
 
 def _of_consumers(seen: SeenConsumers) -> Iterator[Told]:
@@ -143,22 +159,25 @@ def _of_consumers(seen: SeenConsumers) -> Iterator[Told]:
     for queue in seen.missing:
         words = f"there is no queue {queue}: `relay topology apply` declares what relay.toml lists"
         repair = Repair("/routes", "See where messages go")
-        yield Told(words, repair, Runbook.ROUTE, headline=f"there is no queue {queue}")
+        yield Told(f"queue {queue}", words, repair, Runbook.ROUTE, headline=f"there is no queue {queue}")
     for each in seen.queues:
         if (reason := each.reason) is not None:
             mood, said = (Mood.FAILED, f"nothing consumes {each.name}") if each.is_unread else (Mood.WARNING, headline)
-            yield Told(reason, Repair("/consumers", "See the consumers"), reason.runbook, mood, said)
+            repair = Repair("/consumers", "See the consumers")
+            yield Told(f"queue {each.name}", reason, repair, reason.runbook, mood, said)
     for queue, number in seen.letters.items():
         if number:
             words = f"{number:,} dead {'letter' if number == 1 else 'letters'} in {queue}"
             path = f"/failures?{urlencode({'queue': queue})}"
-            yield Told(words, Repair(path, "See why, and retry them"), Runbook.CONSUMER_DEAD_LETTERS, headline=headline)
+            repair = Repair(path, "See why, and retry them")
+            yield Told(f"letters {queue}", words, repair, Runbook.CONSUMER_DEAD_LETTERS, headline=headline)
     for held in seen.held:
         if held.waiting or held.overdue:
             repair = Repair("/failures", "See why, and let it try now")
-            yield Told(_held_words(held), repair, Runbook.CONSUMER_HELD, headline=headline)
+            key = f"held {held.consumer}"
+            yield Told(key, _held_words(held), repair, Runbook.CONSUMER_HELD, headline=headline)
     for reason in seen.reasons:
-        yield Told(reason, Repair("/nodes", "Look at the pools"), reason.runbook, headline=headline)
+        yield Told("pools", reason, Repair("/nodes", "Look at the pools"), reason.runbook, headline=headline)
 
 
 def _held_words(held: HeldBy) -> str:
@@ -176,6 +195,7 @@ def _of_report(report: CheckupReport | None, known: set[str]) -> list[Told]:
     findings = report.findings if report else ()
     return [
         Told(
+            f"doctor {each.check}",
             f"{each.words}: {each.remedy}" if each.remedy else each.words,
             DOCTOR,
             Runbook.DOCTOR,

@@ -44,8 +44,9 @@ class Source(StrEnum):
 
 
 class JobState(StrEnum):
-    """How a job stands. The table has `open` for a job that runs or was interrupted."""
+    """How a job stands. The table has `open` for a job that waits, runs or was interrupted."""
 
+    WAITING = "waiting"  # for a console to run it
     RUNNING = "running"
     INTERRUPTED = "interrupted"
     PAUSED = "paused"
@@ -199,10 +200,11 @@ def operator(by: str | None = None) -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-# Who runs a job holds its lock: an open job without one was interrupted, and can be resumed.
+# Who runs a job holds its lock. An open job without one waits for a console, or was interrupted and can be resumed.
 READ_JOBS = SQL("""
     SELECT job.id, job.kind, job.source, CASE WHEN job.state <> 'open' THEN job.state
-            WHEN lock.pid IS NULL THEN 'interrupted' ELSE 'running' END AS state,
+            WHEN lock.pid IS NOT NULL THEN 'running'
+            WHEN job.by_console THEN 'waiting' ELSE 'interrupted' END AS state,
         job.made_at, job.made_by, job.made_as, job.why, job.filter, job.to_exchange, job.routing_key, job.rate,
         job.stages, job.stage, job.stop_when_failing, job.selected, job.done, job.failed, job.released, job.position,
         job.saved_at, job.paused_because, job.by_console, cancel.done_by AS cancelled_by, cancel.why AS cancelled_why,

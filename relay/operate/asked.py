@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from relay.engine.session.session import LANES
 from relay.errors import UsageError
@@ -24,7 +24,20 @@ AppId = Annotated[str, StringConstraints(pattern=r"^[^\u0000]+$", max_length=100
 Version = Annotated[int, Field(ge=-MAX_ID - 1, le=MAX_ID)]
 GroupId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
 Group = Annotated[GroupId | None, Field(description="A failure group: what has one cause.")]
-RowName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f-]{1,36}$"), Field(description="Its id or message id.")]
+ROW_NAME = r"^[0-9A-Fa-f-]{1,36}$"
+# A number too: as the API lists the ids of rows.
+RowName = Annotated[
+    str,
+    BeforeValidator(lambda name: str(name) if type(name) is int else name),
+    StringConstraints(pattern=ROW_NAME),
+    Field(description="Its id or message id."),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_ID}, {"type": "string", "pattern": ROW_NAME}],
+            "description": "Its id or message id.",
+        }
+    ),
+]
 RowNames = Annotated[tuple[RowName, ...], Field(max_length=MOST)]
 QueueName = Annotated[
     str,

@@ -99,16 +99,23 @@ async def serving(settings: Settings, **console: Any) -> AsyncIterator[Address]:
     """Yield the address of a console that listens on loopback, as `relay console` does."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        section = ConsoleSettings.model_validate({"origin": address, **console})
-        app = make_app(settings.model_copy(update={"console": section}))
-        server = Server(served(app))
-        running = asyncio.create_task(server.serve([listener]), name="served console")
-        try:
+        async with serving_at(listener, settings, **{"origin": address, **console}) as app:
             yield Address.of(address, app.state.site.access)
-        finally:
-            await app.state.site.sampler.stop()
-            server.should_exit = True
-            await running
+
+
+@asynccontextmanager
+async def serving_at(listener: socket.socket, settings: Settings, **console: Any) -> AsyncIterator[FastAPI]:
+    """Yield a console that listens on this socket."""
+    section = ConsoleSettings.model_validate(console)
+    app = make_app(settings.model_copy(update={"console": section}))
+    server = Server(served(app))
+    running = asyncio.create_task(server.serve([listener]), name="served console")
+    try:
+        yield app
+    finally:
+        await app.state.site.sampler.stop()
+        server.should_exit = True
+        await running
 
 
 async def session_cookie(address: str, name: str) -> str:

@@ -80,6 +80,7 @@ async def test_what_reads_changes_nothing(
             "group": group,
             "name": "1",
             "runbook": "OutboxParked",
+            "mood": "ok",
         }
         asked = list(addresses(make_app(settings), places))
         before = written(connection)

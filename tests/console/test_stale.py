@@ -142,23 +142,28 @@ async def test_a_page_whose_session_is_over_goes_to_the_login(
         await context.close()
 
 
-async def test_a_hidden_page_asks_for_nothing_and_is_up_to_date_when_it_is_seen(
+async def test_a_hidden_tab_hears_from_the_one_that_is_seen(
     chromium: Browser, settings: Settings, database_url: str
 ) -> None:
     async with serving(settings) as address:
-        page = await chromium.new_page()
+        context = await chromium.new_context()
+        first, second = await context.new_page(), await context.new_page()
         ended: list[str] = []
-        page.on("requestfailed", lambda request: ended.append(request.url))
-        await page.goto(address.entrance)
-        await expect(page.locator(".verdict")).to_contain_text("no relay is alive", timeout=LONG)
+        first.on("requestfailed", lambda request: ended.append(request.url))
+        await first.goto(address.entrance)
+        await expect(first.locator(".verdict")).to_contain_text("no relay is alive", timeout=LONG)
 
-        await see(page, hidden=True)
-        await eventually(lambda: f"{address}/live" in ended, "the stream is closed")
+        await see(first, hidden=True)
+        await second.goto(str(address))
+        await eventually(lambda: f"{address}/live" in ended, "the stream of the first is closed", 60)
         waiting(database_url, "parked", 3)
-        await see(page, hidden=False)
+        for page in (first, second):
+            await expect(page.locator(".verdict")).to_contain_text("3 parked", timeout=LONG)
 
-        await expect(page.locator(".verdict")).to_contain_text("3 parked", timeout=LONG)
-        await page.context.close()
+        await second.close()
+        waiting(database_url, "parked", 2)
+        await expect(first.locator(".verdict")).to_contain_text("5 parked", timeout=LONG)
+        await context.close()
 
 
 async def see(page: Page, *, hidden: bool) -> None:

@@ -13,7 +13,13 @@ from tests.cli.command import Command
 from tests.console.routes import routes
 from tests.console.site import ORIGIN, browser, running, serving, stranger
 
-OPEN = {"/login", "/login/provider", "/login/callback", "/logout"}  # they tell nothing, and change nothing
+OPEN = {
+    "/login",
+    "/login/provider",
+    "/login/callback",
+    "/logout",
+    "/icon/{mood}.svg",
+}  # they tell nothing, and change nothing
 VISIT = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
 
 

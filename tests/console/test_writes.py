@@ -15,7 +15,7 @@ from tests.console.routes import role_of, routes, writes
 from tests.console.site import ORIGIN, browser, log_in, running, users
 
 FROM_OURS = {"Origin": ORIGIN, "Sec-Fetch-Site": "same-origin"}
-OPEN = {"/login", "/logout", "/login/provider", "/login/callback"}
+OPEN = {"/login", "/logout", "/login/provider", "/login/callback", "/icon/{mood}.svg"}
 
 
 def test_each_route_but_the_login_names_a_role(guarded: FastAPI) -> None:

@@ -1,15 +1,17 @@
 """Windows of Chromium on a console."""
 
+import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page
+from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from tests.console.site import PASSWORD
 
 CHROMIUM = shutil.which("chromium")
+LONG = 60_000  # milliseconds, on a busy machine
 NEEDS_CHROMIUM = pytest.mark.skipif(
     CHROMIUM is None, reason="Chromium is not installed; as root, `tests/support/packages test`"
 )
@@ -45,3 +47,18 @@ async def log_in(page: Page, name: str) -> None:
     await page.get_by_label("Name").fill(name)
     await page.get_by_label("Password").fill(PASSWORD)
     await page.get_by_role("button", name="Log in").click()
+
+
+async def open_tab(context: BrowserContext, address: str) -> Page:
+    """Return a new tab that shows the page of this address."""
+    page = await context.new_page()
+    await page.goto(address)
+    return page
+
+
+async def expect_state(page: Page, state: str) -> None:
+    """Wait until the icon of the page shows a state."""
+    icon = re.compile(rf"/icon/{state}\.svg$")
+    await expect(page.locator("link[rel=icon]")).to_have_attribute("href", icon, timeout=LONG)
+    await expect(page.locator(".brand img")).to_have_attribute("src", icon)
+    await expect(page.locator(".brand img")).to_have_attribute("alt", f"State: {state}.")

@@ -1,7 +1,8 @@
 """The one cookie of the console: a random text.
 
-It has the prefix `__Host-`, so that no other host and no unencrypted page can set it. SameSite=Strict: a browser does
-not send it with a request that another site caused.
+It has the prefix `__Host-`, so that no other host and no unencrypted page can set it. That forbids a path, so consoles
+below the paths of one host have cookies of different names. SameSite=Strict: a browser does not send it with a request
+that another site caused.
 """
 
 import re
@@ -10,13 +11,21 @@ import secrets
 from starlette.requests import Request
 from starlette.responses import Response
 
+from relay.config.settings import ConsoleSettings
+from relay.console.access.identity import door_of
+
 NAME = "__Host-relay"
 VALUE = re.compile(r"[A-Za-z0-9_-]{43}")  # of 32 random bytes
 
 
+def name_of(console: ConsoleSettings, name: str = NAME) -> str:
+    """Return what a cookie is called in this console: `__Host-relay.ops.billing` below `/ops/billing`."""
+    return name + console.base.replace("/", ".")
+
+
 def browser_of(request: Request) -> str | None:
     """Return the cookie's text, if the browser has sent one of ours."""
-    value = request.cookies.get(NAME, "")
+    value = request.cookies.get(name_of(door_of(request).console), "")
     return value if VALUE.fullmatch(value) else None
 
 
@@ -25,11 +34,13 @@ def new_browser() -> str:
     return secrets.token_urlsafe(32)
 
 
-def set_cookie(response: Response, browser: str) -> None:
+def set_cookie(request: Request, response: Response, browser: str) -> None:
     """Set the browser's cookie, until the browser is closed."""
-    response.set_cookie(NAME, browser, path="/", secure=True, httponly=True, samesite="strict")
+    name = name_of(door_of(request).console)
+    response.set_cookie(name, browser, path="/", secure=True, httponly=True, samesite="strict")
 
 
-def delete_cookie(response: Response) -> None:
+def delete_cookie(request: Request, response: Response) -> None:
     """Let the browser forget its cookie."""
-    response.delete_cookie(NAME, path="/", secure=True, httponly=True, samesite="strict")
+    name = name_of(door_of(request).console)
+    response.delete_cookie(name, path="/", secure=True, httponly=True, samesite="strict")

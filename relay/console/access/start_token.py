@@ -60,5 +60,5 @@ class EnteredApp:
             await self._app(scope, receive, send)
             return
         response = RedirectResponse(PATH, HTTPStatus.SEE_OTHER)
-        set_cookie(response, self._sessions.begin(owner, instead_of=browser_of(request)))
+        set_cookie(request, response, self._sessions.begin(owner, instead_of=browser_of(request)))
         await response(scope, receive, send)

@@ -20,12 +20,12 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 def origins(console: ConsoleSettings) -> frozenset[str]:
-    """Return what browsers may have before the path: `console.origin`, or the names of the loopback address.
+    """Return what browsers may have before the path: that of `console.origin`, or the names of the loopback address.
 
     Another name is not answered: one of another site may lead to our address.
     """
     if console.origin:
-        return frozenset({console.origin})
+        return frozenset({console.origin.removesuffix(console.base)})
     host, _, port = console.listen.rpartition(":")
     return frozenset(f"http://{name}:{port}" for name in {host, *LOOPBACK_NAMES})
 

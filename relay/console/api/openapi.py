@@ -15,7 +15,7 @@ ABOUT = (
 
 # What may be answered in place of what was asked for.
 PROBLEMS = {
-    "400": "The request is no HTTP request that can be read.",
+    "400": "The request is no HTTP request that can be read, or its body no JSON.",
     "401": "The request is of nobody that is known: send a token.",
     "403": "The role does not allow it, or the console is read-only.",
     "404": "Nothing of that name or id is there.",

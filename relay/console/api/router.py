@@ -7,7 +7,7 @@ from starlette.responses import Response
 from relay.console.api import dead_letters, upkeep
 from relay.console.api.openapi import document
 from relay.console.api.routes import router_of
-from relay.console.given import Viewer
+from relay.console.given import Configured, Viewer
 
 router = APIRouter(prefix="/api/v1", responses={422: {"description": "Unprocessable"}})
 for each in (
@@ -29,6 +29,8 @@ for each in (
 
 
 @router.get("/openapi.json", include_in_schema=False)
-def openapi(_: Viewer) -> Response:
+def openapi(settings: Configured, _: Viewer) -> Response:
     """Return the OpenAPI document."""
-    return Response(orjson.dumps(document(router.routes)), media_type="application/json")
+    base = settings.console.base
+    servers = {"servers": [{"url": base}]} if base else {}
+    return Response(orjson.dumps(document(router.routes) | servers), media_type="application/json")

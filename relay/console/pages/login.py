@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from relay.config.settings import Authentication
-from relay.console.access.cookie import browser_of, delete_cookie, set_cookie
+from relay.console.access.cookie import browser_of, delete_cookie, name_of, set_cookie
 from relay.console.access.identity import RefusedError
 from relay.console.access.oidc import COOKIE, LOGIN_TIMEOUT, Begun
 from relay.console.access.proxy import client_address
@@ -71,7 +71,7 @@ async def log_in(
     access.limit.forgive(address, name)
     log.info("console.logged_in", name=identity.name, role=identity.role, address=address)
     response = RedirectResponse(local_path(next), HTTPStatus.SEE_OTHER)
-    set_cookie(response, access.sessions.begin(identity, proof=line, instead_of=browser_of(request)))
+    set_cookie(request, response, access.sessions.begin(identity, proof=line, instead_of=browser_of(request)))
     return response
 
 
@@ -79,11 +79,12 @@ async def log_in(
 async def go_to_provider(request: Request, next: str = "/") -> Response:  # noqa: A002
     """Send the browser to the provider."""
     _require_oidc(request)
-    begun, address = await site_of(request).access.provider.begin()
+    access = site_of(request).access
+    begun, address = await access.provider.begin()
     response = RedirectResponse(address, HTTPStatus.SEE_OTHER)
     response.set_cookie(
-        COOKIE, f"{begun.seed}.{quote(local_path(next), safe='')}", max_age=LOGIN_TIMEOUT, secure=True, httponly=True,
-        samesite="lax",
+        name_of(access.console, COOKIE), f"{begun.seed}.{quote(local_path(next), safe='')}", max_age=LOGIN_TIMEOUT,
+        secure=True, httponly=True, samesite="lax",
     )  # fmt: skip
     return response
 
@@ -96,14 +97,15 @@ async def come_from_provider(request: Request) -> Response:
     """
     _require_oidc(request)
     access = site_of(request).access
-    kept = SEED.fullmatch(request.cookies.get(COOKIE, ""))
+    cookie = name_of(access.console, COOKIE)
+    kept = SEED.fullmatch(request.cookies.get(cookie, ""))
     if kept is None:
         raise RefusedError(HTTPStatus.FORBIDDEN, "this browser has begun no login, or too long ago: begin again")
     identity = await access.provider.finish(Begun(kept[1]), request.url.query)
     log.info("console.logged_in", name=identity.name, role=identity.role)
-    response = landing(local_path(unquote(kept[2])))
-    set_cookie(response, access.sessions.begin(identity, instead_of=browser_of(request)))
-    response.delete_cookie(COOKIE, secure=True, httponly=True, samesite="lax")
+    response = landing(request, local_path(unquote(kept[2])))
+    set_cookie(request, response, access.sessions.begin(identity, instead_of=browser_of(request)))
+    response.delete_cookie(cookie, secure=True, httponly=True, samesite="lax")
     return response
 
 
@@ -112,7 +114,7 @@ async def log_out(request: Request) -> Response:
     """End the session."""
     site_of(request).access.sessions.end(browser_of(request))
     response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
-    delete_cookie(response)
+    delete_cookie(request, response)
     return response
 
 

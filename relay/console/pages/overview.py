@@ -1,7 +1,7 @@
 """`/`: whether all is well, and what is in the way; `/live` sends it again each second."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 
 from fastapi import APIRouter
@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, StreamingResponse
 
 from relay.console.given import Viewer
-from relay.console.live import PARTS
+from relay.console.live import PARTS, STATE
 from relay.console.site import Site, site_of
 from relay.console.templates import page
 
@@ -30,20 +30,21 @@ async def overview(request: Request, _: Viewer) -> HTMLResponse:
 
 
 @router.get("/live")
-async def live(request: Request, _: Viewer) -> StreamingResponse:
-    """Send the figures as they change, until the browser leaves or the user may no longer see them."""
-    events = _events(request, site_of(request))
+async def live(request: Request, _: Viewer, *, only_state: bool = False) -> StreamingResponse:
+    """Send the parts as they change, or the state alone, until the browser leaves or the user may not see them."""
+    events = _events(request, site_of(request), (STATE,) if only_state else (STATE, *PARTS))
     return StreamingResponse(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
-async def _events(request: Request, site: Site) -> AsyncIterator[str]:
+async def _events(request: Request, site: Site, wanted: Sequence[str]) -> AsyncIterator[str]:
     """Yield the parts that have changed, each time with a beat; a part that stays keeps the focus of the keyboard."""
     seen: dict[str, str] = {}
     async for _ in site.sampler.samples():
         if await site.access.identify(request) is None:
             return
         parts = site.live.parts()
-        yield _event("beat", "") + "".join(_event(name, parts[name]) for name in PARTS if seen.get(name) != parts[name])
+        changed = [name for name in wanted if seen.get(name) != parts[name]]
+        yield _event("beat", "") + "".join(_event(name, parts[name]) for name in changed)
         seen = parts
 
 

@@ -1,18 +1,32 @@
-// Keep what is on the page as the console sees it now, and say so when nothing new comes.
+// Keep what is on the page, and its icon, as the console sees it now, and say so when nothing new comes.
 "use strict";
 (() => {
   const SILENT_AFTER = 5000; // milliseconds
   const AGAIN_AFTER = 2000;
+  const { base } = document.body.dataset;
+  const hears = "hears" in document.body.dataset;
   const parts = new Map([...document.querySelectorAll("[data-live]")].map((part) => [part.dataset.live, part]));
   const notice = document.getElementById("no-news");
-  let last = Date.now();
+  const address = `${base}/live${parts.size > 0 ? "" : "?only_state=true"}`;
+  const names = ["state", ...parts.keys()];
+
+  // Browsers allow six connections to a console. So one tab has a stream, and tells the others: the one that was seen
+  // last, as browsers may freeze a tab that nobody sees.
+  const turn = `stream of ${address}`;
+  const others = new BroadcastChannel(turn);
+  const latest = new Map();
   let source = null;
+  let heard = Date.now();
+  let asked = Date.now();
 
   // A part that is asked for every second, as a job's card.
   const isAsking = () => document.querySelector("[hx-trigger]") !== null;
 
   function look() {
-    const isSilent = (parts.size > 0 || isAsking()) && Date.now() - last > SILENT_AFTER;
+    const now = Date.now();
+    if (hears && now - heard > SILENT_AFTER) showState("unknown");
+    const last = isAsking() ? asked : heard;
+    const isSilent = (parts.size > 0 || isAsking()) && now - last > SILENT_AFTER;
     if (isSilent && notice.hidden) {
       notice.querySelector("time").textContent = `${new Date(last).toISOString().slice(11, 19)} UTC`;
     }
@@ -20,19 +34,32 @@
     document.body.classList.toggle("stale", isSilent);
   }
 
-  function hear() {
-    last = Date.now();
+  function showState(state) {
+    const icon = `${base}/icon/${state}.svg`;
+    const link = document.querySelector("link[rel=icon]");
+    if (link.getAttribute("href") === icon) return;
+    link.setAttribute("href", icon);
+    const image = document.querySelector(".brand img");
+    image.src = icon;
+    image.alt = `State: ${state}.`;
+  }
+
+  function show(name, text) {
+    heard = Date.now();
+    const part = parts.get(name);
+    if (part && latest.get(name) !== text) part.innerHTML = text; // the console has escaped what others wrote
+    if (name !== "beat") latest.set(name, text);
+    if (latest.has("state")) showState(latest.get("state"));
     look();
   }
 
   function open() {
     close();
-    source = new EventSource("/live");
-    source.addEventListener("beat", hear);
-    for (const [name, part] of parts) {
+    source = new EventSource(address);
+    for (const name of ["beat", ...names]) {
       source.addEventListener(name, (event) => {
-        part.innerHTML = event.data; // the console has escaped what others wrote
-        hear();
+        show(name, event.data);
+        others.postMessage({ name, text: event.data });
       });
     }
     source.onerror = () => {
@@ -48,28 +75,75 @@
 
   // An EventSource does not tell why it ended: a session that is over leads to the login.
   async function askAgain() {
-    const asked = new AbortController();
+    const question = new AbortController();
     try {
-      const answer = await fetch("/live", { signal: asked.signal, cache: "no-store" });
+      const answer = await fetch(address, { signal: question.signal, cache: "no-store" });
       if (answer.status === 401) {
-        location.reload();
-        return;
+        others.postMessage({ isOver: true });
+        goToLogin();
       }
     } catch {
       // the console is away
     } finally {
-      asked.abort();
+      question.abort();
     }
-    setTimeout(() => document.hidden || source || open(), AGAIN_AFTER);
+    setTimeout(() => held > 0 && !source && open(), AGAIN_AFTER);
   }
 
-  // A hidden page keeps no connection: browsers allow six to a console.
-  document.addEventListener("visibilitychange", () => {
-    if (parts.size === 0) return;
-    if (document.hidden) close();
-    else open();
+  // A page with a form that is being written stays.
+  function goToLogin() {
+    if (parts.size > 0) location.reload();
+  }
+
+  let held = 0; // locks: for a moment two, when this tab takes the turn from itself
+  let waiting = null;
+
+  function lead() {
+    held += 1;
+    open();
+    return new Promise(() => {}); // until the tab is gone, or another one takes the turn
+  }
+
+  function lose(reason) {
+    if (reason === "taken") return;
+    held -= 1;
+    if (held > 0) return;
+    close();
+    wait();
+  }
+
+  // Until the tab with the turn is gone.
+  function wait() {
+    waiting = new AbortController();
+    navigator.locks.request(turn, { signal: waiting.signal }, lead).catch(lose);
+  }
+
+  function take() {
+    waiting?.abort("taken");
+    navigator.locks.request(turn, { steal: true }, lead).catch(lose);
+  }
+
+  function begin() {
+    others.onmessage = ({ data }) => {
+      if (data.isOver) goToLogin();
+      else if (data.isNew) {
+        if (held > 0) latest.forEach((text, name) => others.postMessage({ name, text }));
+      } else show(data.name, data.text);
+    };
+    if (document.hidden) {
+      wait();
+      others.postMessage({ isNew: true });
+    } else take();
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden && held === 0) take();
+    });
+  }
+
+  document.addEventListener("htmx:afterRequest", (event) => {
+    if (!event.detail.successful) return;
+    asked = Date.now();
+    look();
   });
-  document.addEventListener("htmx:afterRequest", (event) => event.detail.successful && hear());
   setInterval(look, 1000);
-  if (parts.size > 0 && !document.hidden) open();
+  if (hears) begin();
 })();

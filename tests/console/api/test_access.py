@@ -48,6 +48,7 @@ async def test_a_token_that_nobody_has_is_refused_also_without_authentication(se
         writing = await program.as_(Role.OWNER).post("/quarantine/probe", {})
 
     assert (reading.status_code, writing.status_code) == (401, 401)
+    assert reading.headers["WWW-Authenticate"] == writing.headers["WWW-Authenticate"] == 'Bearer realm="outbox relay"'
 
 
 async def test_a_removed_token_counts_no_longer(settings: Settings, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """What a request orders is a job: a console runs it, and goes on with it after a death."""
 
+import asyncio
+from pathlib import Path
+
 import aio_pika
 import pytest
 from psycopg.types.json import Jsonb
@@ -26,6 +29,43 @@ async def test_a_job_is_run_and_told(program: Program, rows: Rows) -> None:
     assert (job["made_by"], job["why"], job["by_console"]) == ("program-owner", "known", True)
     assert rows.states()[head][0] == "archived"
     assert [each["id"] for each in (await program.get("/jobs", kind="archive")).json()["rows"]] == [job["id"]]
+
+
+async def test_an_id_is_taken_as_lists_give_it(program: Program, rows: Rows) -> None:
+    head = rows.parked()
+    rows.parked("2")
+    listed = (await program.get("/parked")).json()["rows"]
+
+    answer = await program.post("/parked/archive", {"ids": [listed[0]["id"], listed[1]["message_id"]], "why": "known"})
+    job = await program.job(answer)
+
+    assert listed[0]["id"] == head
+    assert (job["state"], job["done"]) == ("done", 2)
+
+
+async def test_a_job_that_no_console_has_begun_waits(
+    settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def never(self: runner.Runner) -> None:
+        await asyncio.to_thread(self._stopping.wait)
+
+    monkeypatch.setattr(runner.Runner, "run", never)
+    head = rows.parked()
+    async with Program.running(settings, tmp_path) as program:
+        ordered = await program.post("/parked/archive", {"ids": [head], "why": "known"})
+        (listed,) = (await program.get("/jobs")).json()["rows"]
+
+    assert ordered.json()["job"]["state"] == listed["state"] == "waiting"
+
+
+@pytest.mark.parametrize("body", [b"{", b"{'ids': [1]}", b"\xff"])
+async def test_a_body_that_is_no_json_is_a_bad_request(program: Program, body: bytes) -> None:
+    headers = {**program.headers, "Content-Type": "application/json", "Idempotency-Key": "one"}
+
+    answer = await program.client.post("/api/v1/parked/retry", content=body, headers=headers)
+
+    assert (answer.status_code, answer.headers["Content-Type"]) == (400, "application/problem+json")
+    assert "JSON" in answer.json()["detail"] or body == b"\xff"
 
 
 async def test_what_is_not_there_is_told_with_the_order(program: Program, rows: Rows) -> None:
