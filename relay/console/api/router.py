@@ -23,6 +23,7 @@ for each in (
     router_of("replay"),
     router_of("batches"),
     upkeep.router,
+    router_of("topology"),
 ):
     router.include_router(each)
 
