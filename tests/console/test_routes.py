@@ -164,4 +164,4 @@ async def test_a_viewer_sees_pauses_and_no_form(settings: Settings, tmp_path: Pa
         page = (await client.get("/routes")).text + (await client.get("/routes/1")).text
 
     assert "Lane 7 is paused by ada" in page
-    assert "<form method=\"post\"" not in page.replace("<form method=\"post\" action=\"/logout\"", "")
+    assert '<form method="post"' not in page.replace('<form method="post" action="/logout"', "")
