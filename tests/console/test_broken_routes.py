@@ -136,7 +136,6 @@ async def test_rows_of_a_route_are_sent_elsewhere_and_seen_to_go(
         came = [int(str((await queue.get()).headers["x-outbox-id"])) for _ in written]
 
     assert [each.status_code for each in (same, without, done)] == [422, 422, 303]
-    assert done.headers["Location"] in ("/routes/2", "/routes")
     assert "after the probe at" in seen.text
     assert [row for row in came if row in written[:2]] == written[:2]
     assert [row for row in came if row in written[2:]] == written[2:]
