@@ -11,7 +11,9 @@ from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
 from relay.config.topology import TopologySettings
+from relay.console.pages.routes import LISTED
 from relay.operate.operation import Role
+from tests.console.filled import LONG
 from tests.console.site import browser, log_in, post, running, serving, users
 from tests.console.test_browser import has_overflow, violations
 from tests.console.windows import NEEDS_CHROMIUM, window
@@ -92,6 +94,9 @@ async def test_41_routes_fit_on_a_page_and_one_is_found(
 ) -> None:
     for number in range(NUMBER):
         rows.quarantined(f"invoice.{number}", str(number), exchange=("billing", "sales")[number % 2])
+    hostile = rows.quarantined(LONG[:228], exchange="billing")
+    route = rows.connection.execute("SELECT quarantine FROM outbox.message WHERE id = %s", [hostile]).fetchone()
+    assert route
     listed = settings.model_copy(update={"topology": TOPOLOGY})
     async with serving(listed) as address, window(chromium, width=390, scripts=scripts) as context:
         page = await context.new_page()
@@ -107,6 +112,9 @@ async def test_41_routes_fit_on_a_page_and_one_is_found(
         await expect(page.locator(".repairs")).to_contain_text("binding billing -> invoice.40 (invoice.40)")
         assert not await has_overflow(page)
         await shots(page, f"route-{scripts}")
+        await page.goto(f"{address}/routes/{route[0]}")
+        await expect(page.locator("h1")).to_contain_text("<img")
+        assert not await has_overflow(page)
         if scripts:
             assert await violations(page) == []
             await page.goto(f"{address}/routes/topology")
@@ -180,3 +188,19 @@ async def shots(page: Page, name: str) -> None:
                 assert not await has_overflow(page), (name, width)
         await page.set_viewport_size({"width": 1100, "height": 900})
         await page.emulate_media(color_scheme="light")
+
+
+async def test_thousands_of_routes_make_no_endless_page(settings: Settings, tmp_path: Path, rows: Rows) -> None:
+    rows.connection.execute(
+        "INSERT INTO outbox.quarantine (exchange, routing_key, reason)"
+        " SELECT 'billing', 'order.' || n, '312 NO_ROUTE' FROM generate_series(1, 2001) AS n"
+    )
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.VIEWER)
+        page = (await client.get("/routes")).text
+        found = (await client.get("/routes", params={"q": "order.2001"})).text
+
+    assert page.count('<a href="/routes/') - page.count('<a href="/routes/topology') == LISTED
+    assert "The oldest 200 of 2,001" in page
+    assert "hx-trigger" not in page
+    assert ">order.2001<" in found

@@ -19,7 +19,7 @@ from tests.support.eventually import eventually
 PAGES = (
     "/", "/messages", "/messages?state=parked", "/failures", "/failures?queue=billing", "/jobs",
     "/replay", "/replay?since=1d", "/reconcile",
-    "/routes", "/nodes", "/retention", "/batches",
+    "/routes", "/routes/1", "/routes/topology", "/nodes", "/retention", "/batches",
     "/doctor", "/audit",
 )  # fmt: skip
 # What axe-core checks in each colour: all rules that are on, and the size of targets; in dark the contrasts again.
@@ -131,14 +131,16 @@ async def test_a_route_and_a_lane_are_paused_and_resumed(
         page = await context.new_page()
         await page.goto(address.entrance)
         await page.goto(f"{address}/routes")
+        await page.get_by_text("Pause a route or a lane").click()
         await page.get_by_label("Routing key").fill("later")
         await page.get_by_label("Why the route waits").fill("billing is restored")
         await page.get_by_role("button", name="Pause the route").click()
+        await page.get_by_text("Pause a route or a lane").click()
         await page.locator("select[name=lane]").select_option("7")
         await page.get_by_label("Why the lane waits").fill("too loud")
         await page.get_by_role("button", name="Pause the lane").click()
         await expect(page.get_by_role("button", name="Resume route 2")).to_be_visible()
-        await expect(page.get_by_role("button", name="Probe now")).to_be_visible()
+        await expect(page.get_by_role("button", name="Probe all")).to_be_visible()
         assert not await has_overflow(page)
         await page.goto(f"{address}/nodes")
         await expect(page.locator(".lanes .paused")).to_contain_text("paused by")

@@ -32,6 +32,7 @@ router = APIRouter()
 Name = Annotated[ShortString, Form()]
 
 UNFOLDED = 10  # ways, or routes, that a page shows at once
+LISTED = 200  # routes of a group; with more in all, the page does not look again by itself
 SHOWN = 20  # rows of a route
 RELEASED = 50  # routes
 # What declaring does with what a dry run has found, in the order of the page.
@@ -97,6 +98,7 @@ async def routes(request: Request, site: Here, who: Viewer, q: Words = "") -> HT
         map=route_map,
         exchanges=_by_exchange(route_map) if route_map else [],
         unfolded=UNFOLDED,
+        listed=LISTED,
         failing=failing,
         rows=sum(route.rows for route in failing),
         tried=sum(route.last_probe != "returned" for route in failing),
@@ -104,6 +106,7 @@ async def routes(request: Request, site: Here, who: Viewer, q: Words = "") -> HT
         q=q,
         paused=[route for route in found if route.paused_at is not None],
         released=gone,
+        most_released=RELEASED,
         lanes=[lane for lane in carried if lane.paused_at is not None],
         numbers=range(LANES),
         may_change=who.role.includes(Role.OPERATOR),
