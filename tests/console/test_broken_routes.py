@@ -1,13 +1,11 @@
 """An operator sees 41 broken routes on one page, repairs them there, and sees what came of it; a relay runs."""
 
-import os
-import time
 from pathlib import Path
 
 import aio_pika
 import httpx
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 
 from relay.config.settings import Settings
 from relay.config.topology import TopologySettings
@@ -15,8 +13,7 @@ from relay.console.pages.routes import LISTED
 from relay.operate.operation import Role
 from tests.console.filled import LONG
 from tests.console.site import browser, log_in, post, running, serving, users
-from tests.console.test_browser import has_overflow, violations
-from tests.console.windows import NEEDS_CHROMIUM, window
+from tests.console.windows import NEEDS_CHROMIUM, has_overflow, violations, window
 from tests.engine.conftest import RunNode, run_node
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
@@ -63,26 +60,20 @@ async def test_41_routes_are_repaired_by_four_clicks(
         await eventually(lambda: are_returned(rows, NUMBER), "all are tried", 120)
         page = await context.new_page()
         await page.goto(address.entrance)
-        began = time.monotonic()
         await page.get_by_role("link", name="See the route, and try it").first.click(timeout=60_000)
         await expect(page.locator("#standing")).to_contain_text("41 routes with ")
         await expect(page.locator(".fold summary").filter(has_text="312 NO_ROUTE")).to_have_count(1)
-        await shots(page, "routes")
         await page.get_by_role("link", name="Compare with relay.toml").click()
         await expect(page.locator(".notice").nth(1)).to_have_text("82 missing, 1 there")
-        await shots(page, "compare")
         await page.get_by_label("Why").fill("the queues were deleted")
         await page.get_by_role("button", name="Declare what is missing").click()
         await expect(page.locator(".notice").nth(1)).to_have_text("41 declared, 41 bound, 1 there")
-        await shots(page, "declared")
         await page.get_by_role("link", name="See what the probes say").click()
         await eventually(lambda: are_sent(rows), "all rows are sent", 60)
         await page.reload()
         await expect(page.locator("main")).to_contain_text("Every route works")
         await page.locator("#released summary").click()
         await expect(page.locator("#released tbody tr")).to_have_count(NUMBER)
-        await shots(page, "released")
-        print(f"{time.monotonic() - began:.1f} s from the overview to the effect")
 
     assert rows.connection.execute(AUDIT).fetchone() == (1 + 2 * NUMBER, "the queues were deleted")
 
@@ -111,7 +102,6 @@ async def test_41_routes_fit_on_a_page_and_one_is_found(
         await expect(page.locator("h1")).to_have_text("billing → invoice.40")
         await expect(page.locator(".repairs")).to_contain_text("binding billing -> invoice.40 (invoice.40)")
         assert not await has_overflow(page)
-        await shots(page, f"route-{scripts}")
         await page.goto(f"{address}/routes/{route[0]}")
         await expect(page.locator("h1")).to_contain_text("<img")
         assert not await has_overflow(page)
@@ -176,18 +166,6 @@ async def test_an_owner_declares_what_is_listed_and_an_operator_does_not(
     assert 'href="/routes/1">See what the probes say' in done.text
     assert "waits for a relay to try it" in page.text
     assert "binding billing -&gt; invoice.1 (invoice.1)" in page.text
-
-
-async def shots(page: Page, name: str) -> None:
-    if folder := os.environ.get("W3SHOTS"):
-        for width in (1440, 1100, 390):
-            for colours in ("light", "dark"):
-                await page.set_viewport_size({"width": width, "height": 900})
-                await page.emulate_media(color_scheme=colours)
-                await page.screenshot(path=f"{folder}/{name}-{width}-{colours}.png", full_page=True)
-                assert not await has_overflow(page), (name, width)
-        await page.set_viewport_size({"width": 1100, "height": 900})
-        await page.emulate_media(color_scheme="light")
 
 
 async def test_thousands_of_routes_make_no_endless_page(settings: Settings, tmp_path: Path, rows: Rows) -> None:

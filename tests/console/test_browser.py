@@ -1,10 +1,8 @@
 """The console in Chromium: what it shows, what it asks for, and that its cookies work there."""
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
@@ -12,7 +10,7 @@ from relay.operate.operation import Role
 from tests.console.filled import fill
 from tests.console.rows import parked, waiting
 from tests.console.site import PASSWORD, serving, users
-from tests.console.windows import NEEDS_CHROMIUM, log_in, window
+from tests.console.windows import NEEDS_CHROMIUM, has_overflow, log_in, violations, window
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 
@@ -22,19 +20,9 @@ PAGES = (
     "/routes", "/routes/1", "/routes/topology", "/nodes", "/retention", "/batches",
     "/doctor", "/audit",
 )  # fmt: skip
-# What axe-core checks in each colour: all rules that are on, and the size of targets; in dark the contrasts again.
-CHECKED: tuple[tuple[Literal["light", "dark"], dict[str, object]], ...] = (
-    ("light", {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}),
-    ("dark", {"resultTypes": ["violations"], "runOnly": ["color-contrast"]}),
-)
 HREFS = "links => links.map(link => link.getAttribute('href'))"
 
 pytestmark = NEEDS_CHROMIUM
-
-
-async def has_overflow(page: Page) -> bool:
-    await page.wait_for_load_state()  # a click does not wait for the style sheet of the page that it opens
-    return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
 
 async def pages(page: Page, address: str, filled: list[str]) -> list[str]:
@@ -80,21 +68,6 @@ async def test_axe_finds_nothing_to_mend_by_day_and_by_night(
         found += await violations(page)
 
     assert found == []
-
-
-async def violations(page: Page) -> list[str]:
-    """Return what axe-core has against the page in light colours, and against its contrasts in dark ones."""
-    await expect(page.locator("main h1").first).to_be_visible()
-    found = []
-    for colours, options in CHECKED:
-        await page.emulate_media(color_scheme=colours)
-        report = await Axe().run(page, options=options)
-        found += [
-            f"{page.url}, {colours}: {each['id']}: {node['html'][:120]}: {node['failureSummary']}"
-            for each in report.response["violations"]
-            for node in each["nodes"]
-        ]
-    return found
 
 
 async def test_the_figures_move_without_a_reload(chromium: Browser, settings: Settings, database_url: str) -> None:

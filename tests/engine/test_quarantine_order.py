@@ -242,11 +242,11 @@ async def test_no_row_overtakes_its_key_while_an_operator_reroutes(
             written.append(await outbox.insert(str(each % 4), **address))
 
     def send_elsewhere(routing_key: str) -> None:
-        with session(database) as connection:
-            for route in list_routes(connection, "outbox"):
+        with session(database) as tables:
+            for route in list_routes(tables):
                 with suppress(NotFoundError, UsageError):  # it is released by now, or has this address
                     to = {"exchange": "", "routing_key": routing_key}
-                    reroute(connection, "outbox", route, [], **to, by="ada", why="it is gone")
+                    reroute(tables, route, [], **to, by="ada", why="it is gone")
 
     async with run_node():
         for turn in range(8):

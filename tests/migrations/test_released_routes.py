@@ -4,6 +4,7 @@ from relay.config.settings import DatabaseSettings
 from relay.operate.audit import note
 from relay.operate.routes.quarantine import list_released
 from relay.operate.schema.migrate import downgrade, migrate
+from relay.servers.postgres.tables import Tables
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of
 from tests.migrations.earlier_roles import earlier_roles
@@ -22,10 +23,10 @@ GRANTS = """
 def test_a_route_that_leaves_is_kept_and_the_oldest_are_forgotten(connection: Connection) -> None:
     connection.execute(ENTER, [1])
     connection.execute(LEAVE)
-    (first,) = list_released(connection, "outbox", limit=10)
+    (first,) = list_released(Tables(connection, "outbox"), limit=10)
     connection.execute(ENTER, [1000])
     connection.execute(LEAVE)
-    kept = list_released(connection, "outbox", limit=2000)
+    kept = list_released(Tables(connection, "outbox"), limit=2000)
 
     assert (first.exchange, first.routing_key, first.reason, first.probes) == ("billing", "key-1", "312 NO_ROUTE", 3)
     assert first.released_at > first.since
@@ -40,12 +41,12 @@ def test_a_relay_releases_whatever_is_there(connection: Connection) -> None:
     connection.execute(ENTER, [1])
 
     assert connection.execute(LEAVE).rowcount == 1
-    assert [each.id for each in list_released(connection, "outbox", limit=10)] == [1, 1]
+    assert [each.id for each in list_released(Tables(connection, "outbox"), limit=10)] == [1, 1]
 
 
 def test_a_migration_back_and_forth_forgets_what_was_kept(database: DatabaseSettings, connection: Connection) -> None:
-    note(connection, "outbox", "topology apply", "binding a -> b", by="ada", why=None)
-    note(connection, "outbox", "jobs pause", "1", by="ada", why=None)
+    note(Tables(connection, "outbox"), "topology apply", "binding a -> b", by="ada", why=None)
+    note(Tables(connection, "outbox"), "jobs pause", "1", by="ada", why=None)
     before = description(url_of(database))
 
     downgrade(database, "0028")
@@ -68,4 +69,4 @@ def test_a_role_that_reads_the_quarantine_reads_what_left_it(
         connection.execute(LEAVE)
 
         assert held == [["SELECT"], ["SELECT"]]
-        assert len(list_released(connection, "outbox", limit=10)) == 1
+        assert len(list_released(Tables(connection, "outbox"), limit=10)) == 1

@@ -33,12 +33,12 @@ def apply(at: Servers, asked: ApplyTopology) -> list[Declared]:
     """
     things = topology.listed(at.settings.topology)
     words = f"{len(things)} exchanges, queues and bindings that relay.toml lists"
-    with at.connect(None) as connection:
-        note(connection, at.schema, COMMAND, words, by=at.by, why=asked.reason)
+    with at.connect(None) as tables:
+        note(tables, COMMAND, words, by=at.by, why=asked.reason)
     results = asyncio.run(topology.apply(at.settings.broker, at.settings.topology))
-    with at.connect(None) as connection, connection.transaction():
+    with at.connect(None) as tables, tables.transaction():
         for each in results:
             if each.standing in (Standing.DECLARED, Standing.BOUND):
-                note(connection, at.schema, COMMAND, f"{each.kind} {each.name}", by=at.by, why=asked.reason)
-        probe(connection, at.schema, [route.id for route in failing_routes(connection, at.schema)])
+                note(tables, COMMAND, f"{each.kind} {each.name}", by=at.by, why=asked.reason)
+        probe(tables, [route.id for route in failing_routes(tables)])
     return results
