@@ -74,7 +74,7 @@ async def test_what_reads_changes_nothing(
 
     with psycopg.connect(database_url, autocommit=True) as connection:
         (group,) = connection.execute("SELECT failure FROM outbox.parked_failure LIMIT 1").fetchone() or ("",)
-        places = {"row": pages[0].rpartition("/")[2], "job": "1", "group": group, "name": "1"}
+        places = {"row": pages[0].rpartition("/")[2], "job": "1", "route": "1", "group": group, "name": "1"}
         asked = list(addresses(make_app(settings), places))
         before = written(connection)
         async with serving(with_queue(settings, QUEUE), **console) as address:
