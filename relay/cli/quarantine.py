@@ -1,5 +1,6 @@
 """`relay quarantine`."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,18 +12,23 @@ from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode, exit_code
 from relay.cli.job_runs import how_it_ended, shown_rows
 from relay.cli.operations import Operations, RemoteDatabaseOptions
-from relay.cli.options import DryRun, FailureGroup, Output, check_address
+from relay.cli.options import DryRun, FailureGroup, Output, Seconds, check_address
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
 from relay.errors import UsageError
 from relay.observe.printable import utc
+from relay.operate.asked import MOST
 from relay.operate.messages.whereabouts import row_ids
 from relay.operate.parked.work import ParkedDone
 from relay.operate.routes import asked as quarantine
-from relay.operate.routes.quarantine import Changed, RouteStatus, WaitingRow
+from relay.operate.routes.listed import NOT_LISTED
+from relay.operate.routes.quarantine import Changed, ReleasedRoute, RouteStatus, WaitingRow
 
 LIST_COLUMNS = (
     "route", "exchange", "routing key", "rows", "behind", "since", "probes", "next probe by", "reason", "paused by",
+    "last probe",
 )  # fmt: skip
+RELEASED_COLUMNS = ("route", "exchange", "routing key", "since", "probes", "last probe at", "released at", "reason")
+LOOK_INTERVAL = 0.5  # seconds between two looks at what came of a probe
 ROW_COLUMNS = ("id", "message id", "type", "key", "event", "written at", "attempts", "reason")
 
 app = App(
@@ -81,12 +87,29 @@ def show(
     found = options.operations().do(quarantine.show, quarantine.ShowRoute.model_construct(name=id_, limit=limit))
     route, rows = found.route, found.rows
     if output == "json":
-        print_json({"route": route, "rows": rows})
+        print_json({"route": route, "topology": found.topology, "rows": rows})
         return ExitCode.DONE
-    print_pairs([(name.replace("_", " "), getattr(route, name)) for name in RouteStatus.__dataclass_fields__])
+    pairs = [(name.replace("_", " "), getattr(route, name)) for name in RouteStatus.__dataclass_fields__]
+    print_pairs([*pairs, ("topology", ", ".join(found.topology) or NOT_LISTED)])
     print_table(ROW_COLUMNS, [_row(row) for row in rows])
     if route.rows > len(rows):
         aside(f"{route.rows - len(rows)} more: --limit {route.rows} lists them all")
+    return ExitCode.DONE
+
+
+@app.command
+def released(
+    *,
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
+    limit: Annotated[int, Parameter(help="At most so many routes.", validator=validators.Number(gte=1))] = 100,
+    output: Output = "text",
+) -> ExitCode:
+    """List the routes that have left the quarantine lately, the newest first."""
+    found = options.operations().do(quarantine.released, quarantine.ListReleased.model_construct(limit=limit))
+    if output == "json":
+        print_json(found)
+    else:
+        print_table(RELEASED_COLUMNS, [_released_row(route) for route in found])
     return ExitCode.DONE
 
 
@@ -167,14 +190,40 @@ def discard_(
 
 @app.command(name="probe")
 def probe_(
-    *routes: RouteId, group: FailureGroup = None, options: RemoteDatabaseOptions = RemoteDatabaseOptions()
+    *routes: RouteId,
+    group: FailureGroup = None,
+    wait: Annotated[Seconds, Parameter(help="Wait so long for what comes of it, and print that.")] = 0.0,
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
 ) -> ExitCode:
-    """Ask the running relays to try routes now: those given or of the group, or all."""
+    """Ask the running relays to try routes now: those given or of the group, or all.
+
+    With --wait it exits with 1 when no route was released, with 3 when some were not.
+    """
     operations = options.operations()
     chosen = [*routes, *(_routes(operations, None, group) if group is not None else ())]
     found = operations.do(quarantine.probe, quarantine.Probe.model_construct(routes=tuple(chosen)))
     say(f"asked for a probe of {counted(len(found.routes), 'route')}")
-    return ExitCode.DONE
+    if not wait:
+        return ExitCode.DONE
+    left = _wait_for_outcomes(operations, found.routes, wait)
+    return exit_code(done=len(found.routes) - left, left=left)
+
+
+def _wait_for_outcomes(operations: Operations, routes: Sequence[int], seconds: float) -> int:
+    """Print what came of the probes of these routes; return how many of them are in quarantine still."""
+    until = time.monotonic() + seconds
+    while True:
+        there = {each.id: each for each in operations.do(quarantine.list_, quarantine.ListRoutes())}
+        left = [there[route] for route in routes if route in there]
+        if not any(each.last_probe in ("awaited", "under way") for each in left) or time.monotonic() >= until:
+            break
+        time.sleep(LOOK_INTERVAL)
+    lately = quarantine.ListReleased.model_construct(limit=MOST)
+    gone = {each.id: each for each in operations.do(quarantine.released, lately)}
+    for route in routes:
+        words = gone[route].probe_words if route in gone else "released"
+        say(f"route {route}: {there[route].probe_words if route in there else words}")
+    return len(left)
 
 
 @app.command(name="pause")
@@ -251,7 +300,14 @@ def _report(done: Changed | ParkedDone, words: str, output: Output, *, rows: int
 def _list_row(route: RouteStatus) -> tuple[object, ...]:
     by = utc(route.next_probe_by) if route.next_probe_by else ""
     figures = (route.rows, route.behind, utc(route.since), route.probes, by)
-    return (route.id, route.exchange, route.routing_key, *figures, route.reason, route.paused_by or "")
+    probe = route.last_probe if route.last_probe is not None else ""
+    return (route.id, route.exchange, route.routing_key, *figures, route.reason, route.paused_by or "", probe)
+
+
+def _released_row(route: ReleasedRoute) -> tuple[object, ...]:
+    probed = utc(route.probed_at) if route.probed_at else ""
+    address = (route.id, route.exchange, route.routing_key)
+    return (*address, utc(route.since), route.probes, probed, utc(route.released_at), route.reason)
 
 
 def _row(row: WaitingRow) -> tuple[object, ...]:

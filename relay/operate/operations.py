@@ -8,6 +8,7 @@ from relay.operate.letters import asked as letters
 from relay.operate.operation import Operation
 from relay.operate.parked import asked as parked
 from relay.operate.routes import asked as quarantine
+from relay.operate.routes import declare as topology
 
 OPERATIONS: dict[str, tuple[Operation[Any, Any], ...]] = {
     "state": (status.status, status.nodes, pool.pools, doctor.doctor),
@@ -25,13 +26,15 @@ OPERATIONS: dict[str, tuple[Operation[Any, Any], ...]] = {
     "quarantine": (
         quarantine.list_,
         quarantine.preview,
-        quarantine.show,  # behind the path that it would take, too
+        quarantine.released,
+        quarantine.show,  # behind the paths that it would take, too
         quarantine.reroute,
         quarantine.discard,
         quarantine.probe,
         quarantine.pause,
         quarantine.resume,
     ),
+    "topology": (topology.compare, topology.apply),
     "dead-letters": (letters.look, letters.preview, letters.reveal, letters.retry, letters.discard),
     "held": (held.retry,),
     "jobs": (jobs.list_, jobs.show, jobs.pause, jobs.resume, jobs.cancel),

@@ -1,13 +1,23 @@
 """`relay quarantine`, and where a row is that a command is asked about."""
 
 import json
+import re
+import threading
 from uuid import uuid4
 
 import pytest
 
 from tests.cli.command import Command
 from tests.operate.rows import Rows
+from tests.support.process import wait_for
 
+# As the relay notes a probe in one transaction; the row keeps its moment when it comes back.
+PROBED = """
+    WITH noted AS (
+        UPDATE outbox.quarantine SET probes = 1, probed_at = now() WHERE id = %(route)s
+    )
+    UPDATE outbox.message SET available_at = now() WHERE state = 'quarantined' AND id = %(row)s
+"""
 MINE = ("--why", "the queue is gone", "--by", "ada")
 
 
@@ -43,6 +53,50 @@ def test_named_rows_are_rerouted_and_the_others_told_where_they_are(relay: Comma
     assert found == [(moved, "new", "new", "rerouted by ada: the queue is gone"), (stays, "gone", "gone", None)]
     audited = rows.connection.execute("SELECT command, target, done_by, why FROM outbox.operator_audit").fetchall()
     assert audited == [("quarantine reroute", str(moved), "ada", "the queue is gone")]
+
+
+def test_the_outcome_of_a_probe_is_told_of_each_route(relay: Command, rows: Rows) -> None:
+    back, gone = rows.quarantined("gone"), rows.quarantined("works", "2")
+
+    def answer() -> None:
+        """Do as a relay does once it is asked."""
+        asked = "SELECT FROM outbox.quarantine WHERE probes = 0"
+        wait_for(lambda: rows.connection.execute(asked).rowcount == 2, "it is asked", 60)
+        rows.connection.execute(PROBED, {"route": 1, "row": back})
+        rows.connection.execute("UPDATE outbox.message SET state = 'pending', quarantine = NULL WHERE id = %s", [gone])
+        rows.connection.execute("DELETE FROM outbox.quarantine WHERE id = 2")
+
+    rows.connection.execute("UPDATE outbox.quarantine SET probes = 7")
+    relaying = threading.Thread(target=answer)
+    relaying.start()
+    probed = relay("quarantine", "probe", "--wait", "60s")
+    relaying.join()
+    returned = json.loads(relay("quarantine", "list", "-o", "json").out)
+    rows.connection.execute("UPDATE outbox.message SET state = 'pending' WHERE id = %s", [back])  # the next probe
+    under_way = json.loads(relay("quarantine", "list", "-o", "json").out)
+    released = relay("quarantine", "released").out.splitlines()
+
+    lines = [re.sub(r"[0-9-]{10} [0-9:]{8}Z", "T", line) for line in probed.out.splitlines()]
+    assert lines == [
+        "asked for a probe of 2 routes",
+        "route 1: probe at T: not accepted: 312 NO_ROUTE",
+        "route 2: released at T, without a probe",
+    ]
+    assert probed.code == 3
+    assert [(each["id"], each["last_probe"]) for each in returned] == [(1, "returned")]
+    assert [(each["id"], each["last_probe"]) for each in under_way] == [(1, "under way")]
+    assert released[1].startswith("2\t\tworks\t2026-01-01 00:00:00Z\t0\t\t")
+
+
+def test_a_route_is_shown_with_what_is_listed_for_it(relay: Command, rows: Rows) -> None:
+    rows.quarantined("gone")
+    (relay.folder / "relay.toml").write_text('[[topology.queues]]\nname = "other"\n')
+    without = relay("quarantine", "show", "1")
+    (relay.folder / "relay.toml").write_text('[[topology.queues]]\nname = "gone"\n')
+    listed = relay("quarantine", "show", "1")
+
+    assert "topology\trelay.toml lists nothing that takes its messages" in without.out
+    assert "topology\tqueue gone" in listed.out
 
 
 def test_a_discard_is_foreseen_and_done(relay: Command, rows: Rows) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from relay.config.settings import Settings
 from tests.cli.command import PASSWORD, Command
+from tests.operate.rows import Rows
 from tests.support.definitions import definitions
 from tests.support.process import free_port
 from tests.support.rabbitmq import RabbitServer
@@ -136,3 +138,27 @@ def test_what_is_shown_as_json_can_be_imported(
 
     assert [line.split("\t")[0] for line in result.out.splitlines()[1:]] == ["there", "there", "bound"]
     assert definitions(rabbitmq, broker_url) == imported
+
+
+def test_apply_with_a_reason_is_audited_and_lets_the_routes_be_tried(
+    relay: Command, settings: Settings, rows: Rows
+) -> None:
+    rows.quarantined("customer.7", exchange="billing")
+    rows.quarantined("later")
+    rows.connection.execute("UPDATE outbox.quarantine SET probes = 7, probed_at = now()")
+    url = settings.database.url.get_secret_value()
+
+    done = relay("topology", "apply", "--why", "the queue was deleted", "--by", "ada", RELAY_DATABASE_URL=url)
+
+    assert (done.code, done.err) == (0, "")
+    audit = rows.connection.execute("SELECT command, target, done_by, why FROM outbox.operator_audit ORDER BY id")
+    assert audit.fetchall() == [
+        ("topology apply", target, "ada", "the queue was deleted")
+        for target in (
+            "3 exchanges, queues and bindings that relay.toml lists",
+            "exchange billing",
+            "queue invoices",
+            "binding billing -> invoices (customer.*)",
+        )
+    ]
+    assert rows.connection.execute("SELECT probes FROM outbox.quarantine").fetchall() == [(0,), (0,)]

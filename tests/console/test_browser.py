@@ -1,10 +1,8 @@
 """The console in Chromium: what it shows, what it asks for, and that its cookies work there."""
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
@@ -12,29 +10,19 @@ from relay.operate.operation import Role
 from tests.console.filled import fill
 from tests.console.rows import parked, waiting
 from tests.console.site import PASSWORD, serving, users
-from tests.console.windows import NEEDS_CHROMIUM, log_in, window
+from tests.console.windows import NEEDS_CHROMIUM, has_overflow, log_in, violations, window
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 
 PAGES = (
     "/", "/messages", "/messages?state=parked", "/failures", "/failures?queue=billing", "/jobs",
     "/replay", "/replay?since=1d", "/reconcile",
-    "/routes", "/nodes", "/retention", "/batches",
+    "/routes", "/routes/1", "/routes/topology", "/nodes", "/retention", "/batches",
     "/doctor", "/audit", "/audit?job=1&rows=true", "/consumers", "/runbooks", "/runbooks/OutboxLaneLost",
 )  # fmt: skip
-# What axe-core checks in each colour: all rules that are on, and the size of targets; in dark the contrasts again.
-CHECKED: tuple[tuple[Literal["light", "dark"], dict[str, object]], ...] = (
-    ("light", {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}),
-    ("dark", {"resultTypes": ["violations"], "runOnly": ["color-contrast"]}),
-)
 HREFS = "links => links.map(link => link.getAttribute('href'))"
 
 pytestmark = NEEDS_CHROMIUM
-
-
-async def has_overflow(page: Page) -> bool:
-    await page.wait_for_load_state()  # a click does not wait for the style sheet of the page that it opens
-    return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
 
 async def pages(page: Page, address: str, filled: list[str]) -> list[str]:
@@ -82,21 +70,6 @@ async def test_axe_finds_nothing_to_mend_by_day_and_by_night(
     assert found == []
 
 
-async def violations(page: Page) -> list[str]:
-    """Return what axe-core has against the page in light colours, and against its contrasts in dark ones."""
-    await expect(page.locator("main h1").first).to_be_visible()
-    found = []
-    for colours, options in CHECKED:
-        await page.emulate_media(color_scheme=colours)
-        report = await Axe().run(page, options=options)
-        found += [
-            f"{page.url}, {colours}: {each['id']}: {node['html'][:120]}: {node['failureSummary']}"
-            for each in report.response["violations"]
-            for node in each["nodes"]
-        ]
-    return found
-
-
 async def test_the_figures_move_without_a_reload(chromium: Browser, settings: Settings, database_url: str) -> None:
     async with serving(settings) as address, window(chromium) as context:
         page = await context.new_page()
@@ -131,14 +104,16 @@ async def test_a_route_and_a_lane_are_paused_and_resumed(
         page = await context.new_page()
         await page.goto(address.entrance)
         await page.goto(f"{address}/routes")
+        await page.get_by_text("Pause a route or a lane").click()
         await page.get_by_label("Routing key").fill("later")
         await page.get_by_label("Why the route waits").fill("billing is restored")
         await page.get_by_role("button", name="Pause the route").click()
+        await page.get_by_text("Pause a route or a lane").click()
         await page.locator("select[name=lane]").select_option("7")
         await page.get_by_label("Why the lane waits").fill("too loud")
         await page.get_by_role("button", name="Pause the lane").click()
         await expect(page.get_by_role("button", name="Resume route 2")).to_be_visible()
-        await expect(page.get_by_role("button", name="Probe now")).to_be_visible()
+        await expect(page.get_by_role("button", name="Probe all")).to_be_visible()
         assert not await has_overflow(page)
         await page.goto(f"{address}/nodes")
         await expect(page.locator(".lanes .paused")).to_contain_text("paused by")

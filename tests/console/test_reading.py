@@ -77,6 +77,7 @@ async def test_what_reads_changes_nothing(
         places = {
             "row": pages[0].rpartition("/")[2],
             "job": "1",
+            "route": "1",
             "group": group,
             "name": "1",
             "runbook": "OutboxParked",

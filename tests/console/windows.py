@@ -4,8 +4,10 @@ import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import pytest
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from tests.console.site import PASSWORD
@@ -14,6 +16,12 @@ CHROMIUM = shutil.which("chromium")
 LONG = 60_000  # milliseconds, on a busy machine
 NEEDS_CHROMIUM = pytest.mark.skipif(
     CHROMIUM is None, reason="Chromium is not installed; as root, `tests/support/packages test`"
+)
+
+# What axe-core checks in each colour: all rules that are on, and the size of targets; in dark the contrasts again.
+CHECKED: tuple[tuple[Literal["light", "dark"], dict[str, object]], ...] = (
+    ("light", {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}),
+    ("dark", {"resultTypes": ["violations"], "runOnly": ["color-contrast"]}),
 )
 
 
@@ -62,3 +70,23 @@ async def expect_state(page: Page, state: str) -> None:
     await expect(page.locator("link[rel=icon]")).to_have_attribute("href", icon, timeout=LONG)
     await expect(page.locator(".brand img")).to_have_attribute("src", icon)
     await expect(page.locator(".brand img")).to_have_attribute("alt", f"State: {state}.")
+
+
+async def has_overflow(page: Page) -> bool:
+    await page.wait_for_load_state()  # a click does not wait for the style sheet of the page that it opens
+    return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
+
+async def violations(page: Page) -> list[str]:
+    """Return what axe-core has against the page in light colours, and against its contrasts in dark ones."""
+    await expect(page.locator("main h1").first).to_be_visible()
+    found = []
+    for colours, options in CHECKED:
+        await page.emulate_media(color_scheme=colours)
+        report = await Axe().run(page, options=options)
+        found += [
+            f"{page.url}, {colours}: {each['id']}: {node['html'][:120]}: {node['failureSummary']}"
+            for each in report.response["violations"]
+            for node in each["nodes"]
+        ]
+    return found

@@ -1,12 +1,18 @@
 """Rows behind a route that does not work wait with it or go on, hide nobody, and follow in order."""
 
+import asyncio
+from contextlib import suppress
+
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from relay.config.settings import KeyPolicy, Ordering
+from relay.config.settings import DatabaseSettings, KeyPolicy, Ordering
 from relay.engine.read import positions
 from relay.engine.row import Outcome
+from relay.errors import NotFoundError, UsageError
+from relay.operate.routes.quarantine import list_routes, reroute
+from relay.operate.session import session
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
 
@@ -222,3 +228,36 @@ async def test_rows_behind_one_that_backs_off_do_not_keep_their_route_in_quarant
 
 async def is_parked(outbox: Outbox, id_: int) -> bool:
     return await outbox.ids("parked") == [id_]
+
+
+async def test_no_row_overtakes_its_key_while_an_operator_reroutes(
+    outbox: Outbox, queue: Reader, run_node: RunNode, database: DatabaseSettings
+) -> None:
+    """Reroutes come while rows are set aside, probed and let go, and while later rows of their keys are written."""
+    written: list[int] = []
+
+    async def write(number: int) -> None:
+        for each in range(number):
+            address = {"exchange": "", "routing_key": "gone"} if each % 3 == 0 else {}
+            written.append(await outbox.insert(str(each % 4), **address))
+
+    def send_elsewhere(routing_key: str) -> None:
+        with session(database) as tables:
+            for route in list_routes(tables):
+                with suppress(NotFoundError, UsageError):  # it is released by now, or has this address
+                    to = {"exchange": "", "routing_key": routing_key}
+                    reroute(tables, route, [], **to, by="ada", why="it is gone")
+
+    async with run_node():
+        for turn in range(8):
+            to = queue.queue.name if turn % 3 == 2 else f"gone-{turn}"
+            await asyncio.gather(write(20), asyncio.to_thread(send_elsewhere, to))
+        while not await outbox.is_at_rest():
+            await asyncio.to_thread(send_elsewhere, queue.queue.name)
+        messages = await queue.drain(len(written))  # each once
+
+    came: dict[str, list[int]] = {}
+    for message in messages:
+        came.setdefault(str(message.headers["x-aggregate-id"]), []).append(int(str(message.headers["x-outbox-id"])))
+    assert sorted(id_ for ids in came.values() for id_ in ids) == written
+    assert list(came.values()) == [sorted(ids) for ids in came.values()]

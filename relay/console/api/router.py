@@ -24,6 +24,7 @@ for each in (
     router_of("batches"),
     router_of("audit"),
     upkeep.router,
+    router_of("topology"),
 ):
     router.include_router(each)
 

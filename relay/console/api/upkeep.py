@@ -1,6 +1,5 @@
 """`/retention`, `/topology`, `/reconcile`: what is done now and then."""
 
-import asyncio
 from datetime import date
 from typing import Annotated, Any
 from uuid import UUID
@@ -19,8 +18,6 @@ from relay.operate.reconcile.ask import ReconcileRequest
 from relay.operate.reconcile.report import ReconcileReport
 from relay.operate.retention import drop_old_days, keeps_of, look_at_old_days
 from relay.retention.day import Fate, OldDay
-from relay.servers.rabbitmq import topology
-from relay.servers.rabbitmq.topology import Declared
 
 router = APIRouter()
 Keep = Annotated[Text | None, Field(description='"30 days"; else as the settings say.')]
@@ -46,10 +43,6 @@ class RetentionDay(Closed):
     bytes: int
     fate: Fate
     reason: str
-
-
-class TopologyApply(Closed):
-    """Nothing: what is declared is what the settings list."""
 
 
 class Reconcile(MessageFilter):
@@ -93,18 +86,6 @@ def listed(settings: Configured, _: Viewer) -> TopologySettings:
 def as_definitions(settings: Configured, _: Viewer) -> dict[str, list[dict[str, Any]]]:
     """Return them in the form of RabbitMQ's definitions."""
     return dict(definitions(settings))
-
-
-@router.get("/topology/compare", operation_id="topology_compare", tags=["topology"])
-def compare(settings: Configured, _: Viewer, _alone: Alone) -> list[Declared]:
-    """Return what is missing at the broker and what differs; declares nothing."""
-    return asyncio.run(topology.apply(settings.broker, settings.topology, dry_run=True))
-
-
-@router.post("/topology/apply", operation_id="topology_apply", tags=["topology"], response_model=list[Declared])
-def apply(settings: Configured, once: Once, who: Owner, _alone: Alone, _: TopologyApply) -> Response:
-    """Declare what is missing and compare the rest; nothing that is there is changed or taken away."""
-    return once.noted(who.name, list[Declared], lambda: asyncio.run(topology.apply(settings.broker, settings.topology)))
 
 
 @router.get("/reconcile", operation_id="reconcile", tags=["reconcile"])

@@ -79,6 +79,7 @@ GRANTS = (
         for table in ("node", "quarantine")
         for each in ("SELECT", "INSERT", "UPDATE", "DELETE")
     ),
+    Grant("SELECT", "TABLE", "quarantine_released", command="quarantine"),
     *(Grant(each, "TABLE", "lane_floor") for each in ("SELECT", "INSERT", "UPDATE")),
     Grant("SELECT", "TABLE", "lane_pause"),
     *(Grant(each, "TABLE", "lane_pause", command="lanes") for each in ("INSERT", "DELETE")),
@@ -206,20 +207,20 @@ TABLES = (
     "message_archived", "message_count", "message_discarded", "message_parked", "message_pending",
     "message_quarantined", "message_sent", "message_state", "migration", "node", "operator_audit", "parked_failure",
     "pool", "pool_master", "pool_member", "pool_partition", "processed_message", "processed_message_undated",
-    "published", "quarantine", "replay", "replay_failure",
+    "published", "quarantine", "quarantine_released", "replay", "replay_failure",
 )  # fmt: skip
 FUNCTIONS = (
     "attached_day(text, date)", "drop_inbox_day(date, boolean)", "drop_sent_day(date, boolean, boolean)",
     "ensure_inbox_days(date, integer)", "ensure_sent_days(date, integer)", "failure_cause(text)",
     "failure_group(text, text, text, text)", "forget_batches(integer, boolean)",
     "forget_failures(integer)", "give_up_batch(text, bigint, text, text)", "guard_batch()", "lock_holders(regclass[])",
-    "make_day(text, date)", "note_parked()", "note_retried()",
+    "make_day(text, date)", "note_parked()", "note_released()", "note_retried()",
     "refuse_foreign_batch()", "ring()", "sent_day_needed(date, bigint, boolean)",
     "sent(timestamp with time zone, timestamp with time zone)",
 )  # fmt: skip
 TRIGGERS = (  # each calls the function of its name
-    "guard_batch ON batch", "note_parked ON message_parked", "note_retried ON failure", "refuse_foreign_batch ON batch",
-    "ring ON message",
+    "guard_batch ON batch", "note_parked ON message_parked", "note_released ON quarantine", "note_retried ON failure",
+    "refuse_foreign_batch ON batch", "ring ON message",
 )  # fmt: skip
 
 # A day that an operator has detached keeps its name, and is no stranger.

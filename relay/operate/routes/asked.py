@@ -31,8 +31,9 @@ from relay.operate.messages.whereabouts import row_ids
 from relay.operate.operation import BULK_TIMEOUT, Effect, Role, Servers, operation
 from relay.operate.paging import next_cursor, read_cursor
 from relay.operate.routes import quarantine
+from relay.operate.routes.listed import listed_for
 from relay.operate.routes.pause import pause_route, resume_route
-from relay.operate.routes.quarantine import Changed, RouteStatus, WaitingRow
+from relay.operate.routes.quarantine import Changed, ReleasedRoute, RouteStatus, WaitingRow
 from relay.operate.routes.work import order_discard
 
 ROWS = "quarantine"  # the list that a cursor is of
@@ -61,8 +62,15 @@ class RoutePage(Page):
     """A route with a page of its rows, by id."""
 
     route: RouteStatus
+    topology: Annotated[tuple[str, ...], Field(description="What relay.toml lists that takes its messages.")]
     rows: list[WaitingRow]
     next: Next
+
+
+class ListReleased(Closed):
+    """How many routes."""
+
+    limit: Limit = 100
 
 
 class PreviewRoute(Closed):
@@ -149,7 +157,16 @@ def show(at: Servers, asked: ShowRoute) -> RoutePage:
     with at.connect(None) as tables:
         route = quarantine.route_of(tables, named)
         rows = quarantine.list_rows(tables, route.id, limit=asked.limit, after=after)
-    return RoutePage(route=route, rows=rows, next=next_cursor(ROWS, [row.id for row in rows], asked.limit))
+    listed = listed_for(at.settings.topology, route.exchange, route.routing_key)
+    following = next_cursor(ROWS, [row.id for row in rows], asked.limit)
+    return RoutePage(route=route, topology=tuple(listed), rows=rows, next=following)
+
+
+@operation("quarantine.released", "GET /quarantine/released", Role.VIEWER)
+def released(at: Servers, asked: ListReleased) -> list[ReleasedRoute]:
+    """List the routes that have left the quarantine lately, the newest first: 1,000 are kept."""
+    with at.connect(None) as tables:
+        return quarantine.list_released(tables, limit=asked.limit)
 
 
 @operation("quarantine.reroute", "POST /quarantine/reroute", Role.OPERATOR, Effect.ELSEWHERE)

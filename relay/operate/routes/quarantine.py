@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, assert_never
 from uuid import UUID
 
 from psycopg.sql import SQL
@@ -16,6 +16,7 @@ from psycopg.sql import SQL
 from relay.engine.session.session import ROUTES_CHANGED, nodes_channel
 from relay.engine.settle.quarantine import PROBE_INITIAL, PROBE_MAX, PROBES_A_SECOND
 from relay.errors import NotFoundError, UsageError
+from relay.observe.printable import utc
 from relay.operate.cause import cause_of, group_of
 from relay.operate.messages.whereabouts import RowId, WhyMissing, as_parameters, find_rows, whereabouts
 from relay.servers.postgres.tables import Tables
@@ -31,6 +32,7 @@ CHOSEN = SQL("""state = 'quarantined' AND quarantine = %(route)s AND NOT {is_beh
     is_behind=IS_BEHIND
 )
 
+# A probe gets the moment of `probed_at` for its `available_at`, and keeps it when it comes back (TAKE_PROBE).
 READ_ROUTES = SQL("""
     SELECT route.id, route.exchange, route.routing_key, route.reason, route.since, route.probes, route.probed_at,
            CASE WHEN paused_at IS NULL THEN coalesce(route.probed_at, route.since) + interval '1 second' * least(
@@ -38,15 +40,22 @@ READ_ROUTES = SQL("""
                greatest({maximum}, (count(*) OVER ())::float8 / {a_second})
            ) END AS next_probe_by,
            route.paused_at, route.paused_by, route.paused_why,
-           waiting.rows, waiting.behind, waiting.oldest
+           waiting.rows, waiting.behind, waiting.oldest,
+           CASE WHEN paused_at IS NOT NULL THEN NULL WHEN probes = 0 THEN 'awaited'
+               WHEN waiting.has_returned THEN 'returned' ELSE 'under way' END AS last_probe
     FROM {schema}.quarantine AS route
     CROSS JOIN LATERAL (
-        SELECT count(*) AS rows, count(*) FILTER (WHERE {is_behind}) AS behind, min(created_at) AS oldest
+        SELECT count(*) AS rows, count(*) FILTER (WHERE {is_behind}) AS behind, min(created_at) AS oldest,
+            coalesce(bool_or(available_at = route.probed_at), false) AS has_returned
         FROM {schema}.message_state
         WHERE state = 'quarantined' AND quarantine = route.id
     ) AS waiting
     ORDER BY route.since, route.id
 """)
+
+
+# Of the last probe: no relay has sent it yet; it has no answer yet; its row is back.
+ProbeStanding = Literal["awaited", "under way", "returned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +76,27 @@ class RouteStatus:
     rows: int
     behind: int  # of these, rows that only wait behind another row of their key
     oldest: datetime | None
+    last_probe: ProbeStanding | None  # None while the route is paused
 
     @property
     def address(self) -> str:
         return f"exchange {self.exchange!r}, routing key {self.routing_key!r}"
+
+    @property
+    def probe_words(self) -> str:
+        """What came of the last probe."""
+        at = "" if self.probed_at is None else f"probe at {utc(self.probed_at)}: "
+        match self.last_probe:
+            case None:
+                return "paused: not tried"
+            case "awaited":
+                return "waits for a relay to try it"
+            case "under way":
+                return f"{at}under way"
+            case "returned":
+                return f"{at}not accepted: {self.reason}"
+            case _:
+                assert_never(self.last_probe)
 
     def rerouted(self, exchange: str | None, routing_key: str | None) -> tuple[str, str]:
         """Return the address of rows that get this exchange, this routing key, or both, in place of the route's."""
@@ -78,6 +104,43 @@ class RouteStatus:
             self.exchange if exchange is None else exchange,
             self.routing_key if routing_key is None else routing_key,
         )
+
+
+READ_RELEASED = SQL("""
+    SELECT id, exchange, routing_key, reason, since, probes, probed_at, released_at
+    FROM {schema}.quarantine_released
+    ORDER BY released_at DESC, id
+    LIMIT %(limit)s
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedRoute:
+    """A route that has left the quarantine: the broker takes its messages, or no row waited for it any more."""
+
+    id: int
+    exchange: str
+    routing_key: str
+    reason: str  # why it was in quarantine
+    since: datetime
+    probes: int
+    probed_at: datetime | None
+    released_at: datetime
+
+    @property
+    def address(self) -> str:
+        return f"exchange {self.exchange!r}, routing key {self.routing_key!r}"
+
+    @property
+    def probe_words(self) -> str:
+        """When it was let go, and tried last."""
+        probe = "without a probe" if self.probed_at is None else f"after the probe at {utc(self.probed_at)}"
+        return f"released at {utc(self.released_at)}, {probe}"
+
+
+def list_released(tables: Tables, *, limit: int) -> list[ReleasedRoute]:
+    """Return the routes that have left the quarantine lately, the newest first."""
+    return tables.rows(ReleasedRoute, READ_RELEASED, {"limit": limit})
 
 
 def list_routes(tables: Tables) -> list[RouteStatus]:

@@ -37,6 +37,7 @@ COMMANDS = {
     "quarantine.preview": "quarantine reroute",  # --dry-run
     "replay.order": "replay",
     "replay.preview": "replay",  # --dry-run
+    "topology.compare": "topology apply",  # --dry-run
 }
 # What no page does, and why.
 NO_PAGE = {
@@ -52,9 +53,7 @@ NO_PAGE = {
     "parked.preview": "the page of a group shows the count",
     "parked.reveal": "the page of a message reveals what it says",
     "pool.status": "the page reads the nodes in the same session",
-    "quarantine.preview": "the page of the routes shows the counts",
-    "quarantine.reroute": "where messages go instead is thought over at a terminal",
-    "quarantine.show": "the messages page lists the rows of a route",
+    "quarantine.preview": "the page of a route shows the counts",
     "status": "the console samples it, and the overview shows what it saw",
 }
 
@@ -104,7 +103,7 @@ def test_an_operation_has_a_route_that_asks_for_its_right(operation: AnyOperatio
     assert role_of(route) == operation.role
     if operation.effect is not Effect.NOTHING:
         assert operation.role.includes(Role.OPERATOR)
-    assert (operation.role is Role.OWNER) == operation.name.endswith(".discard")
+    assert (operation.role is Role.OWNER) == (operation.name.endswith(".discard") or operation.name == "topology.apply")
 
 
 def test_an_operation_has_a_page_or_a_reason_why_not() -> None:
