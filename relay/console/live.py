@@ -12,7 +12,7 @@ from relay.console.sampler import Point, Sample, Sampler
 from relay.console.templates import fragment
 from relay.console.verdict import verdict
 
-PARTS = ("headline", "verdict", "figures", "relays")  # each has a template, and is an event of the stream
+PARTS = ("headline", "verdict", "figures", "relays", "paused")  # each has a template, and is an event of the stream
 SHORTEST = 300.0  # seconds that a chart spans at least
 
 
@@ -55,7 +55,12 @@ class Live:
         failing, drawn = self._background.failing(), self._drawn
         if drawn is None or drawn != replace(drawn, sample=sample, report=report, seen=seen, failing=failing):
             figures = _figures(sample, self._consumers.in_queues())
-            values = {"sample": sample, "verdict": verdict(sample, report, seen, failing), "figures": figures}
+            values = {
+                "sample": sample,
+                "verdict": verdict(sample, report, seen, failing),
+                "figures": figures,
+                "paused_jobs": sample.paused.total if sample else 0,
+            }
             drawn = Drawn(sample, report, seen, failing, {name: fragment(f"{name}.html", **values) for name in PARTS})
             self._drawn = drawn
         return drawn.parts

@@ -12,6 +12,7 @@ from relay.config.settings import Authentication
 from relay.console.access.cookie import browser_of, new_browser, set_cookie
 from relay.console.access.identity import door_of
 from relay.console.formats import commands, duration, job_mood, moment, number, short
+from relay.jobs.words import how_far, outcome_of, share_of, speed_words, state_of
 from relay.operate.status import lane_ranges
 
 FOLDER = Path(__file__).parent / "templates"
@@ -44,11 +45,16 @@ _environment = Environment(
 _environment.filters |= {
     "commands": commands,
     "duration": duration,
+    "how_far": how_far,
     "lanes": lane_ranges,
     "moment": moment,
     "mood": job_mood,
     "number": number,
+    "outcome": outcome_of,
+    "share": share_of,
     "short": short,
+    "speed": speed_words,
+    "state": state_of,
 }
 
 
@@ -67,6 +73,7 @@ def page(request: Request, name: str, *, code: int = 200, **values: Any) -> HTML
         identity=getattr(request.state, "identity", None),
         has_logout=console.authentication in WITH_LOGIN,
         menu=MENU,
+        paused_jobs=request.app.state.site.paused_jobs,
         path=request.url.path,
         read_only=console.read_only,
         version=__version__,

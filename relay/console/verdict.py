@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from relay.console.checkup import CheckupReport
 from relay.console.consumers import HeldBy, SeenConsumers
 from relay.console.sampler import Sample
+from relay.jobs.job import PausedJobs
 from relay.operate.doctor.broker import REACHED
 from relay.operate.doctor.finding import Verdict
 from relay.operate.health import OutboxState
@@ -82,7 +83,8 @@ def verdict(
         failing: tasks of the console that have failed of late.
     """
     outbox = _of_sample(sample)
-    told = [*_of_console(failing), *(_of_consumers(consumers) if consumers else [])]
+    told = [*_of_console(failing), *(_of_jobs(sample.paused) if sample else [])]
+    told += _of_consumers(consumers) if consumers else []
     told += _of_report(report, known={each.words for each in [*outbox.reasons, *told]})
     reasons = sorted([*outbox.reasons, *told], key=lambda each: -each.mood.weight)
     worst = max(told, key=lambda each: each.mood.weight, default=None)
@@ -131,6 +133,16 @@ def _of_console(failing: Sequence[str]) -> list[Told]:
         )
         for name in failing
     ]
+
+
+def _of_jobs(paused: PausedJobs) -> Iterator[Told]:
+    headline = "a job is paused" if paused.total == 1 else f"{paused.total:,} jobs are paused"
+    for job in paused.newest:
+        words = f"job {job.id} ({job.kind}) is paused" + (f": {job.because}" if job.because else "")
+        yield Told(words, Repair(f"/jobs/{job.id}", "See the job, and let it go on"), headline=headline)
+    if more := paused.total - len(paused.newest):
+        words = f"{more:,} more {'job is' if more == 1 else 'jobs are'} paused"
+        yield Told(words, Repair("/jobs", "See the jobs"), headline=headline)
 
 
 def _of_consumers(seen: SeenConsumers) -> Iterator[Told]:

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from relay.errors import UsageError
+from relay.jobs import runner
 from relay.jobs.job import (
     Caution,
     Job,
@@ -18,6 +19,7 @@ from relay.jobs.job import (
     read_job,
     resume_job,
 )
+from relay.jobs.words import outcome_of
 from relay.operate.parked import work as parked
 from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
@@ -223,3 +225,93 @@ def test_a_job_with_fewer_rows_than_its_stage_waits_for_theirs(
 def test_what_has_no_outcome_has_no_stages(connection: psycopg.Connection) -> None:
     with pytest.raises(UsageError, match="--stages waits for the outcome of rows; a discard has no outcome"):
         order_rows(connection, "outbox", Kind.DISCARD, EVERYTHING, caution=Caution(stages=(1,)))
+
+
+def test_what_is_parked_again_is_counted_and_listed(
+    rows: Rows, connection: psycopg.Connection, database_url: str
+) -> None:
+    ids = [rows.parked(str(number)) for number in range(6)]
+    rows.node()
+
+    with Broker(database_url, fails=lambda id_: id_ in ids[:4]):
+        done = change_rows(connection, Kind.RETRY, EVERYTHING)
+
+    job = read_job(connection, "outbox", done.job or 0)
+    assert (job.state, job.done, job.failed, job.watched, job.waiting) == ("done", 6, 4, 6, 0)
+    assert outcome_of(job) == "of 6: 4 parked again, 2 sent"
+    assert [each.id for each in list_failures(connection, "outbox", job.id, limit=9)] == ids[:4]
+    assert rows.connection.execute("SELECT count(*) FROM outbox.job_row").fetchone() == (0,)
+
+
+def test_stages_and_the_rest_are_one_outcome(rows: Rows, connection: psycopg.Connection, database_url: str) -> None:
+    ids = [rows.parked(str(number)) for number in range(6)]
+    rows.node()
+
+    with Broker(database_url, fails=lambda id_: id_ in (ids[0], ids[5])):
+        done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=Caution(stages=(2,), stop_when_failing=0.5))
+
+    job = read_job(connection, "outbox", done.job or 0)
+    assert outcome_of(job) == "of 6: 2 parked again, 4 sent"
+    assert [each.id for each in list_failures(connection, "outbox", job.id, limit=9)] == [ids[0], ids[5]]
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+def test_rows_that_do_not_go_out_are_waited_for_while_a_relay_is_alive(
+    rows: Rows, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, is_alive: bool
+) -> None:
+    for number in range(3):
+        rows.parked(str(number))
+    rows.node(age=0 if is_alive else 60)
+    monkeypatch.setattr(runner, "WATCH", 1.5)
+    looks: list[int | None] = []
+
+    done = change_rows(connection, Kind.RETRY, EVERYTHING, show=lambda job: looks.append(job.waiting))
+
+    job = read_job(connection, "outbox", done.job or 0)
+    assert (job.state, outcome_of(job)) == ("done", "of 3: 3 not sent yet")
+    assert len(looks[2:]) == (4 if is_alive else 1)  # behind two batches: a look each half second
+    assert rows.connection.execute("SELECT count(*) FROM outbox.job_row").fetchone() == (0,)
+
+
+def test_of_many_rows_the_first_are_watched_and_the_count_says_so(
+    rows: Rows, connection: psycopg.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        rows.parked(str(number))
+    rows.node()
+    monkeypatch.setattr(parked, "MOST_WATCHED", 3)
+
+    with Broker(database_url, fails=lambda _: True):
+        done = change_rows(connection, Kind.RETRY, EVERYTHING)
+
+    job = read_job(connection, "outbox", done.job or 0)
+    assert outcome_of(job) == "of the first 4 of 8: at least 4 parked again"
+
+
+def test_a_job_that_is_stopped_while_it_watches_watches_on(
+    rows: Rows, connection: psycopg.Connection, database_url: str
+) -> None:
+    ids = [rows.parked(str(number)) for number in range(6)]
+    rows.node()
+    job = order_rows(connection, "outbox", Kind.RETRY, EVERYTHING)
+
+    def pause(job: Job) -> None:
+        if job.waiting:
+            pause_job(connection, "outbox", job.id, by="ada", why=None)
+
+    paused = run_rows(connection, job, show=pause)
+    with Broker(database_url, fails=lambda id_: id_ == ids[3]):
+        ended = run_rows(connection, resume_job(connection, "outbox", job.id, by="ada"))
+
+    assert (paused.state, paused.done, paused.waiting) == ("paused", 6, 6)
+    assert (ended.state, ended.done, outcome_of(ended)) == ("done", 6, "of 6: 1 parked again, 5 sent")
+
+
+def test_a_discard_has_no_outcome(rows: Rows, connection: psycopg.Connection) -> None:
+    rows.parked()
+    rows.node()
+
+    done = change_rows(connection, Kind.DISCARD, EVERYTHING, by="ada", why="a test")
+
+    job = read_job(connection, "outbox", done.job or 0)
+    assert (job.state, job.watched, outcome_of(job)) == ("done", None, None)

@@ -3,7 +3,9 @@
 (() => {
   const SILENT_AFTER = 5000; // milliseconds
   const AGAIN_AFTER = 2000;
-  const parts = new Map([...document.querySelectorAll("[data-live]")].map((part) => [part.dataset.live, part]));
+  const isLive = document.querySelector("main [data-live]") !== null; // the menu alone needs no stream
+  const found = isLive ? [...document.querySelectorAll("[data-live]")] : [];
+  const parts = new Map(found.map((part) => [part.dataset.live, part]));
   const notice = document.getElementById("no-news");
   let last = Date.now();
   let source = null;
@@ -69,6 +71,11 @@
     if (document.hidden) close();
     else open();
   });
+  // What is pressed stays until it is let go: a click on what was replaced meanwhile would be lost.
+  let isPressed = false;
+  document.addEventListener("pointerdown", () => { isPressed = true; });
+  for (const name of ["pointerup", "pointercancel"]) document.addEventListener(name, () => { isPressed = false; });
+  document.addEventListener("htmx:beforeSwap", (event) => { if (isPressed) event.detail.shouldSwap = false; });
   document.addEventListener("htmx:afterRequest", (event) => event.detail.successful && hear());
   setInterval(look, 1000);
   if (parts.size > 0 && !document.hidden) open();
