@@ -1,6 +1,5 @@
 """Bulk work over rows is a job: counted, paused, resumed, cancelled, in stages, and each row is in the audit once."""
 
-import threading
 from collections.abc import Callable
 
 import psycopg
@@ -24,6 +23,7 @@ from relay.operate.parked import work as parked
 from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
 from tests.operate.rows import Rows
+from tests.operate.settler import Settler
 from tests.support.bulk import change_rows, run_rows
 from tests.support.process import wait_for
 
@@ -125,44 +125,6 @@ def test_a_resumed_job_keeps_its_limit_and_leaves_what_was_parked_later(
     assert [id_ for id_, (state, _) in rows.states().items() if state == "parked"] == [ids[3], later]
 
 
-class Broker:
-    """Settles what becomes pending, as a relay does: sent, or parked again."""
-
-    def __init__(self, url: str, fails: Callable[[int], bool]) -> None:
-        self._url = url
-        self._fails = fails
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.most_pending = 0
-
-    def __enter__(self) -> "Broker":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with psycopg.connect(self._url, autocommit=True) as connection:
-            while not self._stop.wait(0.01):
-                pending = connection.execute("SELECT id FROM outbox.message WHERE state = 'pending' ORDER BY id")
-                ids = [id_ for (id_,) in pending]
-                self.most_pending = max(self.most_pending, len(ids))
-                for id_ in ids:
-                    self._settle(connection, id_)
-
-    def _settle(self, connection: psycopg.Connection, id_: int) -> None:
-        if self._fails(id_):
-            connection.execute(
-                "UPDATE outbox.message SET state = 'parked', parked_at = clock_timestamp(), last_error = 'not again'"
-                " WHERE id = %s",
-                [id_],
-            )
-        else:
-            connection.execute("UPDATE outbox.message SET state = 'sent', sent_at = now() WHERE id = %s", [id_])
-
-
 def test_a_stage_waits_for_the_outcome_of_its_rows(
     rows: Rows, connection: psycopg.Connection, database_url: str
 ) -> None:
@@ -170,7 +132,7 @@ def test_a_stage_waits_for_the_outcome_of_its_rows(
     caution = Caution(stages=(1, 3), stop_when_failing=0.5)
     seen: list[tuple[int, int]] = []
 
-    with Broker(database_url, fails=lambda id_: id_ == ids[2]) as broker:
+    with Settler(database_url, fails=lambda id_: id_ == ids[2]) as settler:
         done = change_rows(
             connection,
             Kind.RETRY,
@@ -186,7 +148,7 @@ def test_a_stage_waits_for_the_outcome_of_its_rows(
     assert [(each.id, each.reason) for each in list_failures(connection, "outbox", job.id, limit=9)] == [
         (ids[2], "not again")
     ]
-    assert broker.most_pending <= 4
+    assert settler.most_pending <= 4
 
 
 def test_a_stage_that_fails_too_often_pauses_the_job(
@@ -195,7 +157,7 @@ def test_a_stage_that_fails_too_often_pauses_the_job(
     ids = [rows.parked(str(number)) for number in range(6)]
     caution = Caution(stages=(2, 4), stop_when_failing=0.4)
 
-    with Broker(database_url, fails=lambda id_: id_ == ids[0]):
+    with Settler(database_url, fails=lambda id_: id_ == ids[0]):
         done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=caution)
         paused = read_job(connection, "outbox", done.job or 0)
         left = [id_ for id_, (state, _) in rows.states().items() if state == "parked"]
@@ -213,7 +175,7 @@ def test_a_job_with_fewer_rows_than_its_stage_waits_for_theirs(
 ) -> None:
     row = rows.parked()
 
-    with Broker(database_url, fails=lambda _: True):
+    with Settler(database_url, fails=lambda _: True):
         done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=Caution(stages=(10,), stop_when_failing=0))
 
     job = read_job(connection, "outbox", done.job or 0)
@@ -233,7 +195,7 @@ def test_what_is_parked_again_is_counted_and_listed(
     ids = [rows.parked(str(number)) for number in range(6)]
     rows.node()
 
-    with Broker(database_url, fails=lambda id_: id_ in ids[:4]):
+    with Settler(database_url, fails=lambda id_: id_ in ids[:4]):
         done = change_rows(connection, Kind.RETRY, EVERYTHING)
 
     job = read_job(connection, "outbox", done.job or 0)
@@ -247,7 +209,7 @@ def test_stages_and_the_rest_are_one_outcome(rows: Rows, connection: psycopg.Con
     ids = [rows.parked(str(number)) for number in range(6)]
     rows.node()
 
-    with Broker(database_url, fails=lambda id_: id_ in (ids[0], ids[5])):
+    with Settler(database_url, fails=lambda id_: id_ in (ids[0], ids[5])):
         done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=Caution(stages=(2,), stop_when_failing=0.5))
 
     job = read_job(connection, "outbox", done.job or 0)
@@ -281,7 +243,7 @@ def test_of_many_rows_the_first_are_watched_and_the_count_says_so(
     rows.node()
     monkeypatch.setattr(parked, "MOST_WATCHED", 3)
 
-    with Broker(database_url, fails=lambda _: True):
+    with Settler(database_url, fails=lambda _: True):
         done = change_rows(connection, Kind.RETRY, EVERYTHING)
 
     job = read_job(connection, "outbox", done.job or 0)
@@ -300,7 +262,7 @@ def test_a_job_that_is_stopped_while_it_watches_watches_on(
             pause_job(connection, "outbox", job.id, by="ada", why=None)
 
     paused = run_rows(connection, job, show=pause)
-    with Broker(database_url, fails=lambda id_: id_ == ids[3]):
+    with Settler(database_url, fails=lambda id_: id_ == ids[3]):
         ended = run_rows(connection, resume_job(connection, "outbox", job.id, by="ada"))
 
     assert (paused.state, paused.done, paused.waiting) == ("paused", 6, 6)
