@@ -7,6 +7,7 @@ from typing import assert_never
 from markupsafe import Markup, escape
 
 from relay.jobs.job import Job, JobState
+from relay.jobs.words import is_unwatched
 
 NOTHING = "-"
 
@@ -48,7 +49,7 @@ def job_mood(job: Job) -> str:
     """Return the colour of a job: green only where all that it has done is done for good, as far as it knows."""
     match job.state:
         case JobState.DONE:
-            return "warning" if job.failed or job.waiting else "ok"
+            return "warning" if job.failed or job.waiting else "skipped" if is_unwatched(job) else "ok"
         case JobState.PAUSED | JobState.INTERRUPTED:
             return "warning"
         case JobState.CANCELLED:

@@ -116,6 +116,13 @@ def _of_letters(job: Job) -> str | None:
     return words if tried == job.done else f"{words}; the others are not watched: {where}"
 
 
+def is_unwatched(job: Job) -> bool:
+    """Whether nobody knows what became of rows that a job has sent back."""
+    if job.kind is not Kind.RETRY or not job.done:
+        return False
+    return job.done > done_in_stages(job) if job.source is Source.DEAD_LETTER else not job.watched
+
+
 def done_in_stages(job: Job) -> int:
     """Return how many rows were done in stages that have ended."""
     ended = (job.stages or [])[: job.stage]

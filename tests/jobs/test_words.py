@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from relay.console.formats import job_mood
 from relay.jobs.job import Job, JobState, Kind, Source
 from relay.jobs.words import how_far, outcome_of, share_of, speed_words, state_of
 
@@ -76,6 +77,14 @@ def test_the_state_says_what_a_console_and_the_watch_do() -> None:
     assert state_of(replace(RETRY, waiting=3)) == "watches the outcome"
     assert state_of(interrupted) == "waits for its turn"
     assert state_of(replace(interrupted, by_console=False)) == "interrupted"
+
+
+def test_a_job_is_green_only_where_its_outcome_is_known() -> None:
+    letters = replace(LETTERS, state=JobState.DONE, selected=30)
+    jobs = [DONE, replace(DONE, failed=1), replace(DONE, waiting=1), letters, replace(letters, stages=[40], stage=1)]
+
+    assert [job_mood(job) for job in jobs] == ["ok", "warning", "warning", "skipped", "ok"]
+    assert job_mood(replace(letters, kind=Kind.DISCARD)) == "ok"
 
 
 def test_numbers_that_a_hostile_row_has_break_nothing() -> None:
