@@ -168,16 +168,11 @@ class Sampler:
         self._number += 1
         status, latency, error = None, None, None
         try:
-            with self._database.session() as connection:
+            with self._database.session() as tables:
                 before = self._before()
-                status = read_status(
-                    connection,
-                    self._database.schema,
-                    progress_timeout=self._settle_after,
-                    published_before=before,
-                )
-                latency = read_latency(connection, self._database.schema)
-                self._paused = paused_jobs(connection, self._database.schema, limit=PAUSED_NAMED, length=REASON_LENGTH)
+                status = read_status(tables, progress_timeout=self._settle_after, published_before=before)
+                latency = read_latency(tables)
+                self._paused = paused_jobs(tables, limit=PAUSED_NAMED, length=REASON_LENGTH)
         except OutboxError as failure:
             error = scrub(str(failure))
         except Exception as failure:  # the next look may go well

@@ -12,6 +12,7 @@ from relay.config.settings import Settings
 from relay.jobs.job import Caution, Kind, pause_job
 from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
+from relay.servers.postgres.tables import Tables
 from tests.console.site import serving
 from tests.console.test_repairs import SOON, bind, channel, states, write
 from tests.console.windows import NEEDS_CHROMIUM, window
@@ -92,7 +93,12 @@ async def test_a_job_that_is_paused_is_on_the_overview_until_it_goes_on(
     rows.node()
     with psycopg.connect(database_url, autocommit=True) as connection:
         job = order_rows(
-            connection, "outbox", Kind.RETRY, ParkedSelection(), by="ada", caution=Caution(rate=4), by_console=True
+            Tables(connection, "outbox"),
+            Kind.RETRY,
+            ParkedSelection(),
+            by="ada",
+            caution=Caution(rate=4),
+            by_console=True,
         ).id
         async with serving(settings) as address, window(chromium, scripts=scripts) as context:
             page = await context.new_page()
@@ -102,7 +108,7 @@ async def test_a_job_that_is_paused_is_on_the_overview_until_it_goes_on(
             await sees(page, "left", "#progress", scripts=scripts)
             await expect(page.get_by_role("button", name="Pause")).to_be_visible()
             await page.get_by_label("Why").fill("typed while the page moves")
-            pause_job(connection, "outbox", job, by="bob", why="lunch")
+            pause_job(Tables(connection, "outbox"), job, by="bob", why="lunch")
             paused_at = time.monotonic()
 
             await sees(page, "paused by bob: lunch", "#progress", scripts=scripts)

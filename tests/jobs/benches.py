@@ -20,6 +20,7 @@ from relay.operate.routes.quarantine import list_routes
 from relay.operate.routes.work import order_discard
 from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.work import order_replay
+from relay.servers.postgres.tables import Tables
 from tests.dead_letters.changes import RETRY
 from tests.dead_letters.letters import Letters
 from tests.dead_letters.tried import consuming
@@ -91,7 +92,9 @@ class ParkedBench(RowsBench):
     async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION, *, failing: int = 0) -> Job:
         ids = [self._rows.parked(str(number)) for number in range(ROWS)]
         self._failing = ids[:failing]
-        return order_rows(connection, "outbox", Kind.RETRY, ParkedSelection(), by="ada", why="a test", caution=caution)
+        return order_rows(
+            Tables(connection, "outbox"), Kind.RETRY, ParkedSelection(), by="ada", why="a test", caution=caution
+        )
 
     @asynccontextmanager
     async def settling(self) -> AsyncIterator[None]:
@@ -107,11 +110,11 @@ class RouteBench(RowsBench):
         del failing
         for number in range(ROWS):
             self._rows.quarantined("gone", str(number))
-        (route,) = list_routes(connection, "outbox")
-        job = order_discard(connection, "outbox", route, [], by="ada", why="a test")
+        (route,) = list_routes(Tables(connection, "outbox"))
+        job = order_discard(Tables(connection, "outbox"), route, [], by="ada", why="a test")
         # No command orders it with a rate, or with stages.
         connection.execute("UPDATE outbox.job SET rate = %s, stages = %s", [caution.rate, [*caution.stages] or None])
-        return read_job(connection, "outbox", job.id)
+        return read_job(Tables(connection, "outbox"), job.id)
 
 
 class ToyBench(RowsBench):
@@ -124,7 +127,7 @@ class ToyBench(RowsBench):
         self._rows.connection.execute(MAKE)
         self._rows.connection.execute(FILL, [ROWS])
         order = Order(kind=Kind.RETRY, source=Source.PARKED, filter={}, by="ada", selected=ROWS, caution=caution)
-        return make_job(connection, "outbox", order)
+        return make_job(Tables(connection, "outbox"), order)
 
     def work(self, job: Job) -> Work:
         return ToyWork(self._settings.database, job)
@@ -153,7 +156,7 @@ class LettersBench:
     async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION, *, failing: int = 0) -> Job:
         self._failing = failing
         self._sent = await self._letters.put_all(ROWS)
-        return order_letters(connection, "outbox", RETRY, LetterSelection(), caution=caution)
+        return order_letters(Tables(connection, "outbox"), RETRY, LetterSelection(), caution=caution)
 
     def work(self, job: Job) -> Work:
         work = work_of(self._settings, job)
@@ -196,7 +199,7 @@ class ReplayBench:
     async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION, *, failing: int = 0) -> Job:
         refused = await self._rows.add(failing, event_type=TOO_LONG) if failing else []
         self._ids = [*refused, *await self._rows.add(ROWS - failing, keys=5)]
-        return order_replay(connection, "outbox", SentSelection(), by="ada", why="a test", caution=caution)
+        return order_replay(Tables(connection, "outbox"), SentSelection(), by="ada", why="a test", caution=caution)
 
     def work(self, job: Job) -> Work:
         work = work_of(self._settings, job)

@@ -22,6 +22,7 @@ from relay.jobs.words import outcome_of
 from relay.operate.parked import work as parked
 from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
+from relay.servers.postgres.tables import Tables
 from tests.operate.rows import Rows
 from tests.operate.settler import Settler
 from tests.support.bulk import change_rows, run_rows
@@ -53,14 +54,14 @@ def at(done: int, call: Callable[[], object]) -> Callable[[Job], None]:
     return show
 
 
-def test_a_job_tells_who_when_why_what_and_how_far(rows: Rows, connection: psycopg.Connection) -> None:
+def test_a_job_tells_who_when_why_what_and_how_far(rows: Rows, connection: psycopg.Connection, tables: Tables) -> None:
     for key in "abc":
         rows.parked(key)
     rows.parked("a", behind=1)
 
     done = change_rows(connection, Kind.RETRY, ParkedSelection(event_type="InvoiceIssued"), by="ada", why="mended")
 
-    (job,) = list_jobs(connection, "outbox", limit=9)
+    (job,) = list_jobs(tables, limit=9)
     assert (job.id, job.kind, job.source, job.state) == (done.job, Kind.RETRY, "parked", "done")
     assert (job.made_by, job.why, job.filter) == ("ada", "mended", {"event_type": "InvoiceIssued"})
     assert (job.selected, job.done, job.released, job.failed) == (3, 3, 1, 0)
@@ -94,17 +95,17 @@ def test_what_is_archived_comes_back_as_it_was(rows: Rows, connection: psycopg.C
     assert rows.connection.execute(read, [head]).fetchone() == before
 
 
-def test_a_cancelled_job_cannot_go_on(rows: Rows, connection: psycopg.Connection) -> None:
+def test_a_cancelled_job_cannot_go_on(rows: Rows, tables: Tables) -> None:
     rows.parked()
-    job = order_rows(connection, "outbox", Kind.DISCARD, EVERYTHING, by="ada", why="test")
+    job = order_rows(tables, Kind.DISCARD, EVERYTHING, by="ada", why="test")
 
-    ended = cancel_job(connection, "outbox", job.id, by="bob", why="the wrong ones")
+    ended = cancel_job(tables, job.id, by="bob", why="the wrong ones")
 
     assert (ended.state, ended.cancelled_by, ended.cancelled_why) == ("cancelled", "bob", "the wrong ones")
     calls: list[Callable[[], object]] = [
-        lambda: resume_job(connection, "outbox", job.id, by="bob"),
-        lambda: pause_job(connection, "outbox", job.id, by="bob", why=None),
-        lambda: cancel_job(connection, "outbox", job.id, by="bob", why="again"),
+        lambda: resume_job(tables, job.id, by="bob"),
+        lambda: pause_job(tables, job.id, by="bob", why=None),
+        lambda: cancel_job(tables, job.id, by="bob", why="again"),
     ]
     for call in calls:
         with pytest.raises(UsageError, match=r"job 1 \(discard\) is cancelled: there is nothing to"):
@@ -112,21 +113,21 @@ def test_a_cancelled_job_cannot_go_on(rows: Rows, connection: psycopg.Connection
 
 
 def test_a_resumed_job_keeps_its_limit_and_leaves_what_was_parked_later(
-    rows: Rows, connection: psycopg.Connection
+    rows: Rows, connection: psycopg.Connection, tables: Tables
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(4)]
-    job = order_rows(connection, "outbox", Kind.RETRY, ParkedSelection(limit=3))
-    run_rows(connection, job, show=at(2, lambda: pause_job(connection, "outbox", job.id, by="ada", why=None)))
+    job = order_rows(tables, Kind.RETRY, ParkedSelection(limit=3))
+    run_rows(connection, job, show=at(2, lambda: pause_job(tables, job.id, by="ada", why=None)))
     later = rows.parked("later")
 
-    done = run_rows(connection, resume_job(connection, "outbox", job.id, by="ada"))
+    done = run_rows(connection, resume_job(tables, job.id, by="ada"))
 
     assert (done.state, done.done) == ("done", 3)
     assert [id_ for id_, (state, _) in rows.states().items() if state == "parked"] == [ids[3], later]
 
 
 def test_a_stage_waits_for_the_outcome_of_its_rows(
-    rows: Rows, connection: psycopg.Connection, database_url: str
+    rows: Rows, connection: psycopg.Connection, tables: Tables, database_url: str
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(7)]
     caution = Caution(stages=(1, 3), stop_when_failing=0.5)
@@ -142,26 +143,24 @@ def test_a_stage_waits_for_the_outcome_of_its_rows(
         )
         wait_for(lambda: (rows.states()[ids[-1]][0]) == "sent", "the last is sent", 10)
 
-    job = read_job(connection, "outbox", done.job or 0)
+    job = read_job(tables, done.job or 0)
     assert (job.state, job.stage, job.done, job.failed) == ("done", 2, 7, 1)
     assert all(stage >= sum(count > each for each in caution.stages) for stage, count in seen)
-    assert [(each.id, each.reason) for each in list_failures(connection, "outbox", job.id, limit=9)] == [
-        (ids[2], "not again")
-    ]
+    assert [(each.id, each.reason) for each in list_failures(tables, job.id, limit=9)] == [(ids[2], "not again")]
     assert settler.most_pending <= 4
 
 
 def test_a_stage_that_fails_too_often_pauses_the_job(
-    rows: Rows, connection: psycopg.Connection, database_url: str
+    rows: Rows, connection: psycopg.Connection, tables: Tables, database_url: str
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(6)]
     caution = Caution(stages=(2, 4), stop_when_failing=0.4)
 
     with Settler(database_url, fails=lambda id_: id_ == ids[0]):
         done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=caution)
-        paused = read_job(connection, "outbox", done.job or 0)
+        paused = read_job(tables, done.job or 0)
         left = [id_ for id_, (state, _) in rows.states().items() if state == "parked"]
-        resumed = run_rows(connection, resume_job(connection, "outbox", paused.id, by="ada"))
+        resumed = run_rows(connection, resume_job(tables, paused.id, by="ada"))
 
     assert (paused.state, paused.stage, paused.done, paused.failed) == ("paused", 1, 2, 1)
     assert paused.paused_because == "1 of 2 rows of the stage failed again: 50%, and at most 40% may"
@@ -171,26 +170,26 @@ def test_a_stage_that_fails_too_often_pauses_the_job(
 
 
 def test_a_job_with_fewer_rows_than_its_stage_waits_for_theirs(
-    rows: Rows, connection: psycopg.Connection, database_url: str
+    rows: Rows, connection: psycopg.Connection, tables: Tables, database_url: str
 ) -> None:
     row = rows.parked()
 
     with Settler(database_url, fails=lambda _: True):
         done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=Caution(stages=(10,), stop_when_failing=0))
 
-    job = read_job(connection, "outbox", done.job or 0)
+    job = read_job(tables, done.job or 0)
     assert (job.state, job.done, job.failed) == ("paused", 1, 1)
     assert rows.states() == {row: ("parked", None)}
-    assert run_rows(connection, resume_job(connection, "outbox", job.id, by="ada")).state == "done"
+    assert run_rows(connection, resume_job(tables, job.id, by="ada")).state == "done"
 
 
-def test_what_has_no_outcome_has_no_stages(connection: psycopg.Connection) -> None:
+def test_what_has_no_outcome_has_no_stages(tables: Tables) -> None:
     with pytest.raises(UsageError, match="--stages waits for the outcome of rows; a discard has no outcome"):
-        order_rows(connection, "outbox", Kind.DISCARD, EVERYTHING, caution=Caution(stages=(1,)))
+        order_rows(tables, Kind.DISCARD, EVERYTHING, caution=Caution(stages=(1,)))
 
 
 def test_what_is_parked_again_is_counted_and_listed(
-    rows: Rows, connection: psycopg.Connection, database_url: str
+    rows: Rows, connection: psycopg.Connection, database_url: str, tables: Tables
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(6)]
     rows.node()
@@ -198,28 +197,30 @@ def test_what_is_parked_again_is_counted_and_listed(
     with Settler(database_url, fails=lambda id_: id_ in ids[:4]):
         done = change_rows(connection, Kind.RETRY, EVERYTHING)
 
-    job = read_job(connection, "outbox", done.job or 0)
+    job = read_job(tables, done.job or 0)
     assert (job.state, job.done, job.failed, job.watched, job.waiting) == ("done", 6, 4, 6, 0)
     assert outcome_of(job) == "of 6: 4 parked again, 2 sent"
-    assert [each.id for each in list_failures(connection, "outbox", job.id, limit=9)] == ids[:4]
+    assert [each.id for each in list_failures(tables, job.id, limit=9)] == ids[:4]
     assert rows.connection.execute("SELECT count(*) FROM outbox.job_row").fetchone() == (0,)
 
 
-def test_stages_and_the_rest_are_one_outcome(rows: Rows, connection: psycopg.Connection, database_url: str) -> None:
+def test_stages_and_the_rest_are_one_outcome(
+    rows: Rows, connection: psycopg.Connection, database_url: str, tables: Tables
+) -> None:
     ids = [rows.parked(str(number)) for number in range(6)]
     rows.node()
 
     with Settler(database_url, fails=lambda id_: id_ in (ids[0], ids[5])):
         done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=Caution(stages=(2,), stop_when_failing=0.5))
 
-    job = read_job(connection, "outbox", done.job or 0)
+    job = read_job(tables, done.job or 0)
     assert outcome_of(job) == "of 6: 2 parked again, 4 sent"
-    assert [each.id for each in list_failures(connection, "outbox", job.id, limit=9)] == [ids[0], ids[5]]
+    assert [each.id for each in list_failures(tables, job.id, limit=9)] == [ids[0], ids[5]]
 
 
 @pytest.mark.parametrize("is_alive", [False, True])
 def test_rows_that_do_not_go_out_are_waited_for_while_a_relay_is_alive(
-    rows: Rows, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, is_alive: bool
+    rows: Rows, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, is_alive: bool, tables: Tables
 ) -> None:
     for number in range(3):
         rows.parked(str(number))
@@ -229,14 +230,14 @@ def test_rows_that_do_not_go_out_are_waited_for_while_a_relay_is_alive(
 
     done = change_rows(connection, Kind.RETRY, EVERYTHING, show=lambda job: looks.append(job.waiting))
 
-    job = read_job(connection, "outbox", done.job or 0)
+    job = read_job(tables, done.job or 0)
     assert (job.state, outcome_of(job)) == ("done", "of 3: 3 not sent yet")
     assert len(looks[2:]) == (4 if is_alive else 1)  # behind two batches: a look each half second
     assert rows.connection.execute("SELECT count(*) FROM outbox.job_row").fetchone() == (0,)
 
 
 def test_of_many_rows_the_first_are_watched_and_the_count_says_so(
-    rows: Rows, connection: psycopg.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+    rows: Rows, connection: psycopg.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch, tables: Tables
 ) -> None:
     for number in range(8):
         rows.parked(str(number))
@@ -246,34 +247,34 @@ def test_of_many_rows_the_first_are_watched_and_the_count_says_so(
     with Settler(database_url, fails=lambda _: True):
         done = change_rows(connection, Kind.RETRY, EVERYTHING)
 
-    job = read_job(connection, "outbox", done.job or 0)
+    job = read_job(tables, done.job or 0)
     assert outcome_of(job) == "of the first 4 of 8: at least 4 parked again"
 
 
 def test_a_job_that_is_stopped_while_it_watches_watches_on(
-    rows: Rows, connection: psycopg.Connection, database_url: str
+    rows: Rows, connection: psycopg.Connection, database_url: str, tables: Tables
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(6)]
     rows.node()
-    job = order_rows(connection, "outbox", Kind.RETRY, EVERYTHING)
+    job = order_rows(tables, Kind.RETRY, EVERYTHING)
 
     def pause(job: Job) -> None:
         if job.waiting:
-            pause_job(connection, "outbox", job.id, by="ada", why=None)
+            pause_job(tables, job.id, by="ada", why=None)
 
     paused = run_rows(connection, job, show=pause)
     with Settler(database_url, fails=lambda id_: id_ == ids[3]):
-        ended = run_rows(connection, resume_job(connection, "outbox", job.id, by="ada"))
+        ended = run_rows(connection, resume_job(tables, job.id, by="ada"))
 
     assert (paused.state, paused.done, paused.waiting) == ("paused", 6, 6)
     assert (ended.state, ended.done, outcome_of(ended)) == ("done", 6, "of 6: 1 parked again, 5 sent")
 
 
-def test_a_discard_has_no_outcome(rows: Rows, connection: psycopg.Connection) -> None:
+def test_a_discard_has_no_outcome(rows: Rows, connection: psycopg.Connection, tables: Tables) -> None:
     rows.parked()
     rows.node()
 
     done = change_rows(connection, Kind.DISCARD, EVERYTHING, by="ada", why="a test")
 
-    job = read_job(connection, "outbox", done.job or 0)
+    job = read_job(tables, done.job or 0)
     assert (job.state, job.watched, outcome_of(job)) == ("done", None, None)

@@ -116,8 +116,8 @@ def _came_back(site: Site, job: Job, queue: str) -> CameBack | None:
     look, seen = site.looks.latest.get(queue), site.consumers.latest
     if look is None or look.error or job.kind is not Kind.RETRY:
         return None
-    with site.database.session() as connection:
-        notes = notes_of(connection, site.database.schema, job.id, [*look.group_of])
+    with site.database.session() as tables:
+        notes = notes_of(tables, job.id, [*look.group_of])
     before = dict(notes)
     letters = [
         each

@@ -9,6 +9,7 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from relay.operate.letters.letter import Letter
+from relay.servers.postgres.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,10 @@ READ_NOTES = SQL("""
 """)
 
 
-def notes_of(
-    connection: psycopg.Connection, schema: str, job: int, message_ids: Sequence[str]
-) -> set[tuple[str, datetime | None]]:
+def notes_of(tables: Tables, job: int, message_ids: Sequence[str]) -> set[tuple[str, datetime | None]]:
     """Return which of these messages' letters a job has changed, each with the moment of its last failure before."""
     values = {"job": job, "message_ids": [_storable(each) for each in message_ids]}
-    return set(connection.execute(READ_NOTES.format(schema=Identifier(schema)), values).fetchall())
+    return set(tables.execute(READ_NOTES, values).fetchall())
 
 
 def _storable(text: str | None) -> str | None:
