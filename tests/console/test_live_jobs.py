@@ -13,8 +13,8 @@ from relay.jobs.job import Caution, Kind, pause_job
 from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
 from relay.servers.postgres.tables import Tables
+from tests.console.carried import KEYS, SOON, bind, channel, states, write
 from tests.console.site import serving
-from tests.console.test_repairs import SOON, bind, channel, states, write
 from tests.console.windows import NEEDS_CHROMIUM, window
 from tests.http.conftest import StartRelay
 from tests.operate.rows import Rows
@@ -23,7 +23,6 @@ from tests.support.eventually import eventually
 
 __all__ = ["channel"]  # a fixture
 
-KEYS = 15
 LONG = 60_000  # milliseconds, on a busy machine
 PAUSED = re.compile("Jobs.*1 paused")
 
