@@ -94,8 +94,8 @@ GRANT SELECT ON outbox.job TO outbox_relay;
 GRANT INSERT (kind, source, made_by, why, filter, to_exchange, routing_key, selected, rate, stages, stop_when_failing)
     ON outbox.job TO outbox_relay; -- not by_console: a console does such jobs with its own rights
 GRANT SELECT, INSERT ON outbox.job_failure TO outbox_relay;
-GRANT UPDATE (state, selected, done, failed, released, stage, position, saved_at, paused_because)
-    ON outbox.job TO outbox_relay;
+GRANT UPDATE (state, selected, done, failed, released, stage, position, saved_at, paused_because, watched, waiting,
+    scanned, to_scan, began_at, began_with) ON outbox.job TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.job_row TO outbox_relay;
 GRANT SELECT, INSERT ON outbox.failure TO outbox_relay;
 GRANT UPDATE (retried) ON outbox.failure TO outbox_relay;
@@ -139,8 +139,8 @@ GRANT SELECT ON outbox.job TO outbox_console;
 GRANT INSERT (kind, source, made_by, why, filter, to_exchange, routing_key, selected, rate, stages, stop_when_failing,
     by_console) ON outbox.job TO outbox_console;
 GRANT SELECT, INSERT ON outbox.job_failure TO outbox_console;
-GRANT UPDATE (state, selected, done, failed, released, stage, position, saved_at, paused_because)
-    ON outbox.job TO outbox_console;
+GRANT UPDATE (state, selected, done, failed, released, stage, position, saved_at, paused_because, watched, waiting,
+    scanned, to_scan, began_at, began_with) ON outbox.job TO outbox_console;
 GRANT SELECT, INSERT, DELETE ON outbox.job_row TO outbox_console;
 GRANT SELECT, INSERT ON outbox.failure TO outbox_console;
 GRANT UPDATE (retried) ON outbox.failure TO outbox_console;

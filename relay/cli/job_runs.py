@@ -17,6 +17,7 @@ from relay.cli.progress import SeenProgress, shown_progress
 from relay.config.settings import LogSettings, Settings
 from relay.errors import BusyError, OutboxError, PartlyDoneError, UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution, Job, JobState, Kind, Source
+from relay.jobs.words import outcome_of
 from relay.logger import get_logger
 from relay.operate.bulk import run, run_letters
 from relay.operate.letters.audit import AuditEntry
@@ -157,9 +158,7 @@ def how_it_ended(job: Job) -> ExitCode:
     """Return the exit code of a job over rows, and tell what an operator should know of its end."""
     match job.state:
         case JobState.DONE:
-            if job.failed:
-                complain(f"{job.failed} rows failed again: `relay jobs show {job.id}` tells which, and why")
-            return ExitCode.FAILED if job.failed else ExitCode.DONE
+            return _how_it_came_out(job)
         case JobState.INTERRUPTED:
             aside(how_to_go_on(job.id))
             return ExitCode.INTERRUPTED
@@ -169,6 +168,19 @@ def how_it_ended(job: Job) -> ExitCode:
         case JobState.WAITING | JobState.RUNNING | JobState.CANCELLED:
             complain(f"{job.words} is {job.state}")
     return ExitCode.PARTLY
+
+
+def _how_it_came_out(job: Job) -> ExitCode:
+    """Return the exit code of a job over rows that is done, and tell what became of them."""
+    outcome = outcome_of(job)
+    if job.failed:
+        complain(f"{outcome}: `relay jobs show {job.id}` tells which, and why")
+        return ExitCode.FAILED
+    if job.waiting:
+        aside(f"{outcome}: `relay status` tells why")
+    elif outcome is not None:
+        aside(outcome)
+    return ExitCode.DONE
 
 
 def how_to_go_on(job: int | None) -> str:
@@ -267,6 +279,8 @@ def report_letters(done: LettersDone, entry: AuditEntry, output: Output, *, is_p
     if done.failed_again:
         complain(f"letters that failed while stages were tried: {done.failed_again}; see {list_command(done.queue)}")
         return ExitCode.FAILED
+    if done.unwatched:
+        aside(f"{counted(done.unwatched, 'letter')} not watched: {list_command(done.queue)} tells what failed again")
     return ExitCode.DONE
 
 

@@ -21,6 +21,7 @@ from relay.cli.options import Output
 from relay.cli.printing import print_json, print_pairs, print_table, say
 from relay.errors import UsageError
 from relay.jobs.job import Job, Kind, Source, cancellable, resume_job
+from relay.jobs.words import how_far, outcome_of, speed_words, state_of
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import utc
 from relay.operate import jobs
@@ -28,8 +29,10 @@ from relay.operate.bulk import run
 from relay.operate.session import session
 
 LIST_COLUMNS = (
-    "id", "kind", "source", "state", "made at", "made by", "filter", "selected", "done", "failed", "why",
+    "id", "kind", "source", "state", "made at", "made by", "filter", "selected", "done", "failed", "why", "outcome",
 )  # fmt: skip
+
+UNSAID = ("run_seconds", "began_with")  # fields of a job that its speed tells
 
 app = App(name="jobs", help="List, show, pause, resume and cancel bulk work: replays, retries, discards and others.")
 
@@ -68,7 +71,7 @@ def show(
     if output == "json":
         print_json({"job": found, "failures": failures})
         return ExitCode.DONE
-    print_pairs([(name.replace("_", " "), getattr(found, name)) for name in Job.__dataclass_fields__])
+    print_pairs(_pairs(found))
     if failures:
         print_table(("id", "message id", "reason"), [(each.id, each.message_id, each.reason) for each in failures])
     return ExitCode.DONE
@@ -157,10 +160,18 @@ def _selected(job: Job) -> object:
     return "uncounted" if job.selected is None else job.selected
 
 
+def _pairs(job: Job) -> list[tuple[str, object]]:
+    words = [("how far", how_far(job)), ("speed", speed_words(job)), ("outcome", outcome_of(job))]
+    fields = [(name, getattr(job, name)) for name in Job.__dataclass_fields__ if name not in UNSAID]
+    said = [(name.replace("_", " "), state_of(job) if name == "state" else value) for name, value in fields]
+    return [*said, *words]
+
+
 def _list_row(job: Job) -> tuple[object, ...]:
     given = ", ".join(f"{name}={_short(value)}" for name, value in job.filter.items() if value) or "all"
     counts = (job.selected, job.done, job.failed)
-    return (job.id, job.kind, job.source, job.state, utc(job.made_at), job.made_by, given, *counts, job.why)
+    made = (utc(job.made_at), job.made_by)
+    return (job.id, job.kind, job.source, state_of(job), *made, given, *counts, job.why, outcome_of(job))
 
 
 def _short(value: object) -> object:

@@ -213,7 +213,9 @@ def _change(
 ) -> ExitCode:
     with shown_rows(options.log_settings(), f"{kind} rows") as show:
         ordered, job = options.operations().finish(parked.CHANGES[kind], asked, by=audit.operator, show=show)
-    done = ParkedDone(job.done, job.released, ordered.not_found, job.id, job.state)
+    done = ParkedDone(
+        job.done, job.released, ordered.not_found, job.id, job.state, failed=job.failed, waiting=job.waiting
+    )
     if output == "json":
         print_json(done)
     else:

@@ -2,8 +2,12 @@
 
 import re
 from datetime import UTC, datetime
+from typing import assert_never
 
 from markupsafe import Markup, escape
+
+from relay.jobs.job import Job, JobState
+from relay.jobs.words import is_unwatched
 
 NOTHING = "-"
 
@@ -41,9 +45,19 @@ def moment(at: datetime | None) -> str:
     return NOTHING if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def job_mood(state: str) -> str:
-    """Return the colour of a job's state."""
-    return {"done": "ok", "paused": "warning", "interrupted": "warning", "cancelled": "skipped"}.get(state, "running")
+def job_mood(job: Job) -> str:
+    """Return the colour of a job: green only where all that it has done is done for good, as far as it knows."""
+    match job.state:
+        case JobState.DONE:
+            return "warning" if job.failed or job.waiting else "skipped" if is_unwatched(job) else "ok"
+        case JobState.PAUSED | JobState.INTERRUPTED:
+            return "warning"
+        case JobState.WAITING | JobState.CANCELLED:
+            return "skipped"
+        case JobState.RUNNING:
+            return "running"
+        case _:
+            assert_never(job.state)
 
 
 def commands(words: str) -> Markup:

@@ -13,7 +13,9 @@ from relay.console.templates import fragment
 from relay.console.verdict import TheVerdict, verdict
 
 PARTS = ("headline", "verdict", "figures", "relays")  # each has a template
+PAUSED = "paused"  # the menu's count of paused jobs, with a template
 STATE = "state"  # the mood, for the icon
+FRAME = (STATE, PAUSED)  # what every page shows; all are events of the stream
 SHORTEST = 300.0  # seconds that a chart spans at least
 
 
@@ -90,8 +92,14 @@ class Live:
         if drawn is None or drawn.seen != seen:
             figures = _figures(seen.sample, self._consumers.in_queues())
             found = verdict(seen.sample, seen.report, seen.consumers, seen.failing, unsent=seen.unsent)
-            values = {"base": self._base, "sample": seen.sample, "verdict": found, "figures": figures}
-            parts = {name: fragment(f"{name}.html", **values) for name in PARTS}
+            values = {
+                "base": self._base,
+                "sample": seen.sample,
+                "verdict": found,
+                "figures": figures,
+                "paused_jobs": seen.sample.paused.total if seen.sample else 0,
+            }
+            parts = {name: fragment(f"{name}.html", **values) for name in (*PARTS, PAUSED)}
             drawn = Drawn(seen, found, {**parts, STATE: found.mood})
             self._drawn = drawn
         return drawn

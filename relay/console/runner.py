@@ -46,11 +46,15 @@ class Runner:
 
     Args:
         note: called with an error that nobody has foreseen, and that ended a look for jobs.
+        left: called with each job that has run, in the loop: it has ended, or is paused.
     """
 
-    def __init__(self, settings: Settings, note: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, settings: Settings, note: Callable[[Exception], None], left: Callable[[Job], None] = lambda _: None
+    ) -> None:
         self._settings = settings
         self._note = note
+        self._left = left
         self._wanted = {kind: asyncio.Event() for kind in KINDS}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
@@ -96,6 +100,7 @@ class Runner:
             if self._stopping.is_set():
                 return
             read = partial(read_job, job=job)
+            found = None
             try:
                 found = await asyncio.to_thread(self._in_session, read)
                 run = run_of(self._settings, found, work_of(self._settings, found))
@@ -109,6 +114,9 @@ class Runner:
             except Exception as error:  # the next job may go well
                 pause = partial(self._pause, job=job, because=self._reason_to_pause(job, error))
                 await asyncio.to_thread(self._in_session, pause)
+            finally:
+                if found is not None:
+                    self._left(found)
 
     def _in_session(self, work: Callable[[Tables], Result]) -> Result:
         with session(self._settings.database) as tables:

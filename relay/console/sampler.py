@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from relay.config.settings import Settings
 from relay.console.database import Database
 from relay.errors import OutboxError
+from relay.jobs.job import PausedJobs, paused_jobs
 from relay.logger import get_logger
 from relay.operate.latency import Latency, read_latency
 from relay.operate.status import NodeStatus, Status, published, read_status
@@ -29,6 +30,7 @@ SHARE = 10  # a look may take this part of the time: where it takes long, looks 
 KEPT = 3600.0  # seconds of history
 POINT = 10.0  # seconds that a point of the history stands for
 BEAT = 2.0  # seconds, at most, between two samples that a reader gets
+PAUSED_NAMED, REASON_LENGTH = 3, 300  # paused jobs that are named, and characters of each one's reason
 RATE_OVER = 5.0  # seconds, at least, over which the rate is measured
 
 log = get_logger(__name__)
@@ -57,6 +59,7 @@ class Sample:
         status: None when the database did not answer; `error` says why.
         nodes: the relays as they were last seen.
         rate: messages a second.
+        paused: jobs that wait for an operator.
         sent_none: whether nothing was sent since rows wait for a route that does not work.
         history: of the last hour, the oldest first.
     """
@@ -67,6 +70,7 @@ class Sample:
     error: str | None
     nodes: Sequence[NodeStatus]
     rate: float | None
+    paused: PausedJobs
     sent_none: bool
     latency: Latency | None
     history: tuple[Point, ...]
@@ -104,12 +108,16 @@ class Sampler:
         self._number = 0
         self._published_when_broken: int | None = None
         self._nodes: Sequence[NodeStatus] = ()
+        self._paused = PausedJobs()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self.latest: Sample | None = None
 
     async def run(self) -> None:
         """Look until cancelled."""
+        self._loop = asyncio.get_running_loop()
         while True:
+            self._wanted.clear()
             begun = time.monotonic()
             sample = await run_in_threadpool(self._look)
             async with self._changed:
@@ -117,9 +125,13 @@ class Sampler:
                 self._changed.notify_all()
             took = time.monotonic() - begun
             pause = max(INTERVAL if self._watchers else IDLE_INTERVAL, took * SHARE) - took
-            self._wanted.clear()
             # Not wait_for: in Python 3.11 it loses a cancel that comes together with the event.
             await wait_for_event(self._wanted, max(pause, 0.1))
+
+    def wake(self) -> None:
+        """Look at once; any thread may call it."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._wanted.set)
 
     async def stop(self) -> None:
         """End every stream of samples."""
@@ -160,6 +172,7 @@ class Sampler:
                 before = self._before()
                 status = read_status(tables, progress_timeout=self._settle_after, published_before=before)
                 latency = read_latency(tables)
+                self._paused = paused_jobs(tables, limit=PAUSED_NAMED, length=REASON_LENGTH)
         except OutboxError as failure:
             error = scrub(str(failure))
         except Exception as failure:  # the next look may go well
@@ -169,7 +182,18 @@ class Sampler:
         rate = self._keep(status, latency, at)
         sent_none = status is not None and self._sent_none(status)
         self._nodes = status.nodes if status else self._nodes
-        return Sample(self._number, at, status, error, self._nodes, rate, sent_none, latency, tuple(self._history))
+        return Sample(
+            number=self._number,
+            at=at,
+            status=status,
+            error=error,
+            nodes=self._nodes,
+            rate=rate,
+            paused=self._paused,
+            sent_none=sent_none,
+            latency=latency,
+            history=tuple(self._history),
+        )
 
     def _sent_none(self, status: Status) -> bool:
         """Whether nothing was sent since the first look that saw rows wait for a route that does not work."""

@@ -24,13 +24,16 @@ from relay.console.runner import Runner
 from relay.console.sampler import Sampler
 from relay.console.verdict import TheVerdict, verdict
 from relay.console.webhook import Webhook
+from relay.jobs.job import Job, Source
 from relay.operate.asked import MAX_ID
 from relay.operate.failures import Group, ListFailures
 from relay.operate.failures import list_ as list_failures
+from relay.operate.letters.work import QUEUE
 from relay.operate.operation import Asked, Effect, Given, Operation, Role, Servers
 from relay.operate.routes.map import RouteMap, read_route_map
 from relay.probes.cached_answer import CachedAnswer
 
+JOBS = "jobs."  # operations on jobs
 NOBODY = Identity("", Role.VIEWER)  # what the console looks at by itself is noted nowhere
 ROUTE_MAP_PATIENCE = 0.2  # seconds that a page waits for the broker; then it shows what was seen before
 
@@ -61,7 +64,7 @@ class Site:
         self.sampler = Sampler(settings, self.database, self.consumers.in_queues)
         self.checkup = Checkup(settings, file)
         self.looks = Looks(settings.broker)
-        self.runner = Runner(settings, partial(self.background.note, "jobs"))
+        self.runner = Runner(settings, partial(self.background.note, "jobs"), self._job_left)
         self.webhook = Webhook(settings.console, self._look, self.place)
         self.live = Live(
             self.sampler,
@@ -109,7 +112,23 @@ class Site:
         given = operation.does(self.servers(who), asked)
         if operation.effect in (Effect.ORDERED, Effect.RESUMED):
             self.runner.wake()
+        if operation.name.startswith(JOBS):
+            self.sampler.wake()
         return given
+
+    @property
+    def paused_jobs(self) -> int:
+        """How many jobs wait for an operator, as the latest look saw."""
+        sample = self.sampler.latest
+        return sample.paused.total if sample else 0
+
+    def _job_left(self, job: Job) -> None:
+        """See again what a job has changed that does not run any more."""
+        self.sampler.wake()
+        self.failure_groups.note_change()
+        queue = str(job.filter.get(QUEUE))
+        if job.source is Source.DEAD_LETTER and queue in self.looks.latest:
+            self.looks.begin(queue)
 
     def _all_failures(self) -> Sequence[Group]:
         everything = ListFailures(held=True, limit=MAX_ID)

@@ -13,6 +13,7 @@ from relay.console.access.cookie import browser_of, new_browser, set_cookie
 from relay.console.access.identity import door_of
 from relay.console.formats import commands, duration, job_mood, moment, number, short
 from relay.console.place import Location
+from relay.jobs.words import how_far, outcome_of, share_of, speed_words, state_of
 from relay.operate.status import lane_ranges
 
 FOLDER = Path(__file__).parent / "templates"
@@ -47,11 +48,16 @@ _environment = Environment(
 _environment.filters |= {
     "commands": commands,
     "duration": duration,
+    "how_far": how_far,
     "lanes": lane_ranges,
     "moment": moment,
     "mood": job_mood,
     "number": number,
+    "outcome": outcome_of,
+    "share": share_of,
     "short": short,
+    "speed": speed_words,
+    "state": state_of,
 }
 
 
@@ -63,6 +69,10 @@ class Frame(Protocol):
 
     def mood(self) -> str:
         """Return how the outbox is, as its icon shows it."""
+
+    @property
+    def paused_jobs(self) -> int:
+        """How many jobs wait for an operator."""
 
 
 def fragment(name: str, **values: Any) -> str:
@@ -84,6 +94,7 @@ def page(request: Request, name: str, *, code: int = 200, **values: Any) -> HTML
         base=console.base,
         menu=MENU,
         mood=frame.mood() if identity else "",
+        paused_jobs=frame.paused_jobs,
         path=request.url.path,
         place=frame.place(),
         read_only=console.read_only,

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from relay.console.checkup import CheckupReport
 from relay.console.consumers import HeldBy, SeenConsumers
 from relay.console.sampler import Sample
+from relay.jobs.job import PausedJobs
 from relay.operate.doctor.broker import REACHED
 from relay.operate.doctor.consumers import CONSUMED
 from relay.operate.doctor.finding import Verdict
@@ -94,7 +95,8 @@ def verdict(
     outbox = _of_sample(sample)
     if outbox.mood is Mood.UNKNOWN:
         return outbox
-    told = [*_of_console(failing, unsent), *(_of_consumers(consumers) if consumers else [])]
+    told = [*_of_console(failing, unsent), *(_of_jobs(sample.paused) if sample else [])]
+    told += _of_consumers(consumers) if consumers else []
     told += _of_report(report, known={each.words for each in [*outbox.reasons, *told]})
     reasons = sorted([*outbox.reasons, *told], key=lambda each: -each.mood.weight)
     worst = max(told, key=lambda each: each.mood.weight, default=None)
@@ -152,6 +154,17 @@ def _of_console(failing: Sequence[str], unsent: str) -> list[Told]:
         words = f"the receiver of console.webhook_url has not taken the latest change: {unsent}"
         told.append(Told("webhook", words, None, Runbook.CONSOLE, headline=headline))
     return told
+
+
+def _of_jobs(paused: PausedJobs) -> Iterator[Told]:
+    headline = "a job is paused" if paused.total == 1 else f"{paused.total:,} jobs are paused"
+    for job in paused.newest:
+        words = f"job {job.id} ({job.kind}) is paused" + (f": {job.because}" if job.because else "")
+        repair = Repair(f"/jobs/{job.id}", "See the job, and let it go on")
+        yield Told(f"job {job.id}", words, repair, Runbook.PAUSED, headline=headline)
+    if more := paused.total - len(paused.newest):
+        words = f"{more:,} more {'job is' if more == 1 else 'jobs are'} paused"
+        yield Told("jobs", words, Repair("/jobs", "See the jobs"), Runbook.PAUSED, headline=headline)
 
 
 def _of_consumers(seen: SeenConsumers) -> Iterator[Told]:

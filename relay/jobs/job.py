@@ -119,6 +119,12 @@ class Job:
     cancelled_by: str | None
     cancelled_why: str | None
     resumed_by: str | None  # the last time
+    watched: int | None  # rows of which it looks what becomes of them; None: of no row
+    waiting: int | None  # of these, rows that had not gone out when it looked last; None: before it looked
+    scanned: int | None  # letters of the queue that the last run has read
+    to_scan: int | None  # letters that were in the queue when it began
+    run_seconds: float | None  # since a process began with it the last time; of a job that runs
+    began_with: int | None  # rows that were tried before
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Kind(self.kind))
@@ -208,6 +214,8 @@ READ_JOBS = SQL("""
         job.made_at, job.made_by, job.made_as, job.why, job.filter, job.to_exchange, job.routing_key, job.rate,
         job.stages, job.stage, job.stop_when_failing, job.selected, job.done, job.failed, job.released, job.position,
         job.saved_at, job.paused_because, job.by_console, cancel.done_by AS cancelled_by, cancel.why AS cancelled_why,
+        job.watched, job.waiting, job.scanned, job.to_scan, job.began_with, CASE WHEN lock.pid IS NOT NULL
+            THEN extract(epoch FROM clock_timestamp() - job.began_at)::float8 END AS run_seconds,
         (SELECT done_by FROM {schema}.operator_audit AS resume
          WHERE resume.command = 'jobs resume' AND resume.target = job.id::text
          ORDER BY resume.id DESC LIMIT 1) AS resumed_by
@@ -238,6 +246,36 @@ def read_job(tables: Tables, job: int) -> Job:
     if not (found := _read(tables, {"id": job, "limit": 1, "kind": None, "before": None})):
         raise NotFoundError(f"there is no job {job}: see `relay jobs list`")
     return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class PausedJob:
+    """A job that waits for an operator."""
+
+    id: int
+    kind: Kind
+    because: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PausedJobs:
+    """The newest jobs that wait for an operator, and how many there are."""
+
+    newest: Sequence[PausedJob] = ()
+    total: int = 0
+
+
+LIST_PAUSED = SQL("""
+    SELECT id, kind, left(paused_because, %(length)s), count(*) OVER () FROM {schema}.job
+    WHERE state = 'paused' ORDER BY id DESC LIMIT %(limit)s
+""")
+
+
+def paused_jobs(tables: Tables, *, limit: int, length: int) -> PausedJobs:
+    """Return the newest jobs that are paused, each with so many characters of its reason."""
+    found = tables.execute(LIST_PAUSED, {"limit": limit, "length": length}).fetchall()
+    newest = [PausedJob(id_, Kind(kind), because) for id_, kind, because, _ in found]
+    return PausedJobs(newest, found[0][3] if found else 0)
 
 
 LIST_FAILURES = SQL("""
@@ -325,7 +363,12 @@ def resume_job(tables: Tables, job: int, *, by: str, why: str | None = None) -> 
     return read_job(tables, job)
 
 
-# By the lock others see that a job runs.
+# By the lock others see that a job runs, and by the moment how fast.
+BEGIN = SQL("""
+    UPDATE {schema}.job
+    SET began_at = clock_timestamp(), began_with = done + CASE WHEN kind = 'replay' THEN failed ELSE 0 END
+    WHERE id = {job} AND state = 'open'
+""")
 TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtext({lock}), {job}::integer)")
 LEAVE_LOCK = SQL("SELECT pg_advisory_unlock(hashtext({lock}), {job}::integer)")
 

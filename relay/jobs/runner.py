@@ -5,6 +5,7 @@
                                             Ended: save the end ────> done
                                             Stuck: save the reason ─> paused
     a full stage ───────────> work.outcome: end the stage ──────────> on, or paused
+    all is done ────────────> work.watch: what becomes of the rows ─> done
 
 The job's row is the only place where an operator's pause or cancel arrives: what finds it there saves no more.
 """
@@ -29,6 +30,8 @@ log = get_logger(__name__)
 
 CLOSING = 1.0  # seconds beyond the time to drain, to leave the lock and to close
 LOOK_INTERVAL = 1.0  # seconds, after which a job that waits looks whether an operator has paused or cancelled it
+WATCH = 30.0  # seconds at most that a job looks what becomes of its rows
+WATCH_INTERVAL, WATCH_SHARE = 0.5, 5  # seconds between two looks; a look may take this part of the time
 
 Show = Callable[[Job], None]
 
@@ -154,9 +157,8 @@ class Run:
             case Ended() if stage is not None and self._tried > stage.begin:
                 await self._end_stage()
             case Ended():
-                job = self._save.job
-                selected = job.done + step.failed if job.selected is None else job.selected
-                await self._write(replace(job, failed=job.failed + step.failed, selected=selected, state=JobState.DONE))
+                if not await self._has_watched():
+                    await self._end(step)
             case _:
                 assert_never(step)
 
@@ -170,6 +172,27 @@ class Run:
                 await self._wait(waits.seconds)
             case Stuck() as stuck:
                 await self._write(replace(self._save.job, state=JobState.PAUSED, paused_because=stuck.because))
+
+    async def _end(self, step: Ended) -> None:
+        job = self._save.job
+        selected = job.done + step.failed if job.selected is None else job.selected
+        await self._write(replace(job, failed=job.failed + step.failed, selected=selected, state=JobState.DONE))
+
+    async def _has_watched(self) -> bool:
+        """Look what becomes of the rows until that is known, for a while; False: nothing can be known, or is to do."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + WATCH
+        while True:
+            begun = clock()
+            seen = await self._work.watch(self._save, is_last=begun >= until)
+            if seen is None:
+                return False
+            self._save.job = self._save.with_news(seen)
+            self._show(self._save.job)
+            if seen.is_over or self._stopping.is_set():
+                return True
+            took = clock() - begun
+            await self._wait(max(WATCH_INTERVAL, took * WATCH_SHARE))
 
     async def _wait(self, seconds: float) -> None:
         await wait_for_event(self._stopping, seconds)

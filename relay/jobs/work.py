@@ -14,7 +14,7 @@ import psycopg
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.errors import BusyError, JobTurnedError, PartlyDoneError
-from relay.jobs.job import LEAVE_LOCK, TAKE_LOCK, Job, JobState, lock_name, read_running
+from relay.jobs.job import BEGIN, LEAVE_LOCK, TAKE_LOCK, Job, JobState, lock_name, read_running
 from relay.servers.postgres.database import one
 
 FULL = float("inf")
@@ -53,6 +53,8 @@ class Did:
         refused: what was tried and is left as it was; a later run tries it again.
         position: behind which the next step begins.
         selected: rows that the job has in all; None: as before.
+        watched: of `done`, rows that `Work.watch` looks at.
+        scanned, to_scan: as of `Job`; None: as before.
     """
 
     done: int = 0
@@ -61,6 +63,9 @@ class Did:
     refused: int = 0
     position: int
     selected: int | None = None
+    watched: int = 0
+    scanned: int | None = None
+    to_scan: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,25 @@ class StageOutcome:
     position: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What has become of rows since the last look.
+
+    Attributes:
+        failed: rows that failed again since.
+        waiting: rows that have not gone out.
+        is_last: what waits is not looked at any more.
+    """
+
+    failed: int
+    waiting: int
+    is_last: bool
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_last or not self.waiting
+
+
 @dataclass(frozen=True, slots=True)
 class RowFailure:
     """A row that failed for good, or failed again."""
@@ -137,7 +161,8 @@ SAVE = SQL("""
     WITH saved AS (
         UPDATE {schema}.job
         SET selected = %(selected)s, done = %(done)s, failed = %(failed)s, released = %(released)s,
-            position = %(position)s, stage = %(stage)s, saved_at = now(),
+            position = %(position)s, stage = %(stage)s, saved_at = now(), watched = %(watched)s,
+            waiting = %(waiting)s, scanned = %(scanned)s, to_scan = %(to_scan)s,
             state = CASE WHEN state = 'open' THEN %(state)s ELSE state END,
             paused_because = CASE WHEN state = 'open' THEN %(because)s ELSE paused_because END
         WHERE id = %(job)s AND (state IN ('open', %(state)s) OR %(has_happened)s)
@@ -175,6 +200,7 @@ class Save:
         if await (await connection.execute(statement)).fetchone() != (True,):
             raise BusyError(f"{self.job.words} is run by another process")
         if not self._is_read:  # later on we know better: what was not saved, too
+            await connection.execute(self._sql(BEGIN))
             self.job = await self.read(connection)
             self._is_read = True
 
@@ -191,7 +217,7 @@ class Save:
     async def __call__(
         self,
         connection: psycopg.AsyncConnection,
-        news: Did | StageOutcome,
+        news: Did | StageOutcome | Watched,
         *,
         failures: Sequence[RowFailure] = (),
         has_happened: bool = False,
@@ -205,7 +231,7 @@ class Save:
         """
         await self.write(connection, self.with_news(news), failures=failures, has_happened=has_happened)
 
-    def with_news(self, news: Did | StageOutcome) -> Job:
+    def with_news(self, news: Did | StageOutcome | Watched) -> Job:
         """Return the job as it is with what came."""
         job = self.job
         match news:
@@ -217,6 +243,9 @@ class Save:
                     released=job.released + news.released,
                     position=news.position,
                     selected=job.selected if news.selected is None else news.selected,
+                    watched=(job.watched or 0) + news.watched if news.watched else job.watched,
+                    scanned=job.scanned if news.scanned is None else news.scanned,
+                    to_scan=job.to_scan if news.to_scan is None else news.to_scan,
                 )
             case StageOutcome():
                 because = why_paused(job, news.rows, news.failing, news.words)
@@ -228,6 +257,9 @@ class Save:
                     state=JobState.PAUSED if because else job.state,
                     paused_because=because,
                 )
+            case Watched():
+                state = JobState.DONE if news.is_over else job.state
+                return replace(job, failed=job.failed + news.failed, waiting=news.waiting, state=state)
 
     async def write(
         self,
@@ -246,6 +278,10 @@ class Save:
             "released": job.released,
             "position": job.position,
             "stage": job.stage,
+            "watched": job.watched,
+            "waiting": job.waiting,
+            "scanned": job.scanned,
+            "to_scan": job.to_scan,
             "state": job.state if job.state in (JobState.DONE, JobState.PAUSED) else "open",
             "because": job.paused_because,
             "has_happened": has_happened,
@@ -351,3 +387,9 @@ class Work(Protocol):
 
     async def outcome(self, save: Save) -> StageOutcome | Waits | Stuck:
         """Save what came of a stage, and return it."""
+
+    async def watch(self, save: Save, /, *, is_last: bool) -> Watched | None:
+        """All is done: save what has become of the rows since the last look, and return it.
+
+        The runner asks again until nothing waits, or for the last time after a while. None: it cannot be known.
+        """

@@ -9,7 +9,7 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
-from relay.jobs.work import Answer, Save
+from relay.jobs.work import Answer, Save, Watched
 from relay.operate.revision import head_revision
 from relay.servers.postgres.bounded_values import bound_values
 from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, refuse_newer
@@ -100,6 +100,11 @@ class SessionWork:
 
     async def settle(self, _: Save) -> None:
         """Nothing is under way between two steps."""
+
+    async def watch(self, _: Save, *, is_last: bool) -> Watched | None:
+        """Nothing is known of what becomes of the rows."""
+        del is_last
+        return None
 
 
 def limit_statements(connection: psycopg.Connection, seconds: float) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.cli.command import Command
 from tests.operate.rows import Rows
+from tests.operate.settler import Settler
 
 AUDIT = "SELECT command, done_by, why, job FROM outbox.operator_audit ORDER BY id"
 
@@ -73,6 +74,31 @@ def test_jobs_are_listed_shown_paused_and_cancelled(relay: Command, rows: Rows) 
     assert cancelled.out == "cancelled job 2 (discard), of which 0 rows are done\n"
     assert {each.code for each in over} == {2}
     assert unknown.err == "relay: there is no job 7: see `relay jobs list`\n"
+
+
+def test_commands_say_what_became_of_a_retry(relay: Command, rows: Rows, database_url: str) -> None:
+    first, _ = rows.parked("a"), rows.parked("b")
+    rows.node()
+    words = "of 2: 1 parked again, 1 sent"
+
+    with Settler(database_url, fails=lambda id_: id_ == first):
+        retried = relay("parked", "retry", "--all")
+    listed = relay("jobs", "list").out.splitlines()
+    shown = relay("jobs", "show", "1").out
+
+    assert (retried.code, retried.err) == (1, f"relay: {words}: `relay jobs show 1` tells which, and why\n")
+    assert listed[1].split("\t")[-1] == words
+    assert f"outcome\t{words}\n" in shown
+    assert "how far\t2 of 2\n" in shown
+    assert "\tnot again\n" in shown
+
+
+def test_a_retry_without_a_relay_says_that_its_rows_wait(relay: Command, rows: Rows) -> None:
+    rows.parked()
+
+    retried = relay("parked", "retry", "--all")
+
+    assert (retried.code, retried.err) == (0, "of 1: 1 not sent yet: `relay status` tells why\n")
 
 
 def test_a_job_is_resumed_with_what_it_was_told(relay: Command, rows: Rows) -> None:

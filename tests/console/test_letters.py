@@ -19,7 +19,7 @@ from tests.consume.conftest import queue
 from tests.dead_letters.changes import Audit
 from tests.dead_letters.conftest import audit, letters
 from tests.dead_letters.letters import DEAD, Letters
-from tests.dead_letters.tried import consuming
+from tests.dead_letters.tried import LATER, consuming
 from tests.operate.held import held
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
@@ -96,6 +96,32 @@ async def test_a_group_is_sent_back_in_stages(
     assert 'name="staged" value="true" checked' in page.text
     assert "letters that failed while a stage of 1 was tried: 1, or 100%, and at most 5% may" in paused
     assert tried.ids == ["id-0"]
+
+
+async def test_the_page_of_a_job_lists_the_letters_that_failed_again(
+    settings: Settings, tmp_path: Path, letters: Letters
+) -> None:
+    sent = await letters.put_all(3)
+    async with running(settings, **users(tmp_path)) as app, browser(app) as client:
+        await log_in(client, Role.OPERATOR)
+        look, _ = await looked(app, client)
+        ordered = await post(
+            client, f"/failures/{look.groups[0].id}/jobs", {"queue": DEAD, "kind": "retry", "why": "paper is here"}
+        )
+        done = await job_of(client, ordered)
+        found: Looks = app.state.site.looks
+        await eventually(lambda: DEAD not in found.running and found.latest[DEAD] is not look, "it looks again")
+        await letters.put(message_id=sent[1], failed_at=LATER)
+        await letters.put(message_id="another", failed_at=LATER)
+        asked = await post(client, "/jobs/1/look", {})
+        await eventually(lambda: DEAD not in found.running, "the console has looked")
+        page = await client.get(asked.headers["Location"])
+
+    assert "not watched" in done
+    assert "3 of 3" in done
+    assert found.latest[DEAD].letters == 2
+    assert re.search(rf"1 letter\s+that this job sent back is in {DEAD} again", page.text)
+    assert re.findall(r"/messages\?id=([\w-]+)", page.text) == [sent[1]]
 
 
 @pytest.mark.parametrize("chosen", ["ticked", "by a key"])

@@ -28,19 +28,25 @@ def small_group(database_url: str) -> str:
     return str(group)
 
 
-async def test_the_api_and_the_page_show_the_largest_hundred(client: httpx.AsyncClient, small_group: str) -> None:
+async def test_the_largest_hundred_are_shown_and_a_cause_folds_its_event_types(
+    client: httpx.AsyncClient, small_group: str
+) -> None:
     found = (await client.get("/api/v1/failures")).json()
     more = (await client.get("/api/v1/failures", params={"limit": 7})).json()
     named = (await client.get("/api/v1/failures", params={"group": small_group})).json()
     page = await client.get("/failures")
+    unfolded = await client.get("/failures", params={"under": small_group})
     of_group = await client.get(f"/failures/{small_group}")
 
     assert (len(found["groups"]), found["total"], found["groups"][0]["event_type"]) == (100, MANY, LARGEST)
     assert (len(more["groups"]), more["total"]) == (7, MANY)
     assert ([each["id"] for each in named["groups"]], named["total"]) == ([small_group], 1)
-    assert len(GROUP.findall(page.text)) == 100
-    assert "The first 100 of 20,000 groups" in page.text
-    assert len(page.text) < 200_000
+    assert (GROUP.findall(page.text), page.text.count("under=")) == ([], 1)
+    assert "20,000 event types" in page.text
+    assert f"{MANY + 2:,}" in page.text  # messages of all its types
+    assert len(GROUP.findall(unfolded.text)) == 100
+    assert "The first 100 of 20,000 groups" in unfolded.text
+    assert len(unfolded.text) < 200_000
     assert "Type7" in of_group.text
 
 

@@ -5,17 +5,16 @@ The relay is a real process. The checker of the drills reads table and queue, wi
 
 import signal
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
 from relay.operate.operation import Role
+from tests.console.carried import EXCHANGE, KEYS, QUEUE, ROUTING_KEY, ROWS, SOON, bind, channel, states, write
 from tests.console.rows import parked
 from tests.console.site import serving, users
 from tests.console.windows import NEEDS_CHROMIUM, log_in, window
@@ -24,11 +23,10 @@ from tests.http.conftest import StartRelay
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 
-EXCHANGE, QUEUE, ROUTING_KEY = "billing", "invoices", "invoice.paid"
-KEYS, ROWS = 15, 4  # keys, and rows of each
 MAX_BYTES = 1_000  # of a payload, until the operator raises it
 QUARANTINED = "[aria-label='Routes in quarantine or paused']"
-SOON = {"RELAY_HEARTBEAT_INTERVAL": "0.2", "RELAY_BACKOFF_INITIAL": "0.05"}
+
+__all__ = ["channel"]  # a fixture
 
 pytestmark = NEEDS_CHROMIUM
 with_and_without_scripts = pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"])
@@ -68,34 +66,6 @@ class Operator:
     async def press(self, button: str) -> None:
         async with self.page.expect_navigation():
             await self.page.get_by_role("button", name=button, exact=True).click()
-
-
-@pytest.fixture
-async def channel(broker_url: str) -> AsyncIterator[AbstractChannel]:
-    """A channel of a broker that has an exchange, and no queue."""
-    async with await aio_pika.connect(broker_url) as connection:
-        opened = await connection.channel()
-        await opened.declare_exchange(EXCHANGE, aio_pika.ExchangeType.TOPIC, durable=True)
-        yield opened
-
-
-async def bind(channel: AbstractChannel) -> None:
-    """Declare the queue, and bind it."""
-    queue = await channel.declare_queue(QUEUE, durable=True)
-    await queue.bind(EXCHANGE, "#")
-
-
-def write(rows: Rows, number: int) -> list[int]:
-    """Write a row of each key, for the exchange; return their ids."""
-    return [
-        rows.pending(str(key), exchange=EXCHANGE, routing_key=ROUTING_KEY)
-        for _ in range(number)
-        for key in range(1, KEYS + 1)
-    ]
-
-
-def states(rows: Rows) -> set[str]:
-    return {state for state, _ in rows.states().values()}
 
 
 async def assert_delivered_once_and_in_order(database_url: str, broker_url: str) -> list[Delivered]:

@@ -19,6 +19,7 @@ from relay.console.place import Location
 from relay.console.site import Site
 from relay.console.verdict import Mood, Repair, TheVerdict, Told
 from relay.console.webhook import Change, Changes, document
+from relay.operate.runbooks import Runbook
 from relay.runtime.backoff import Backoff
 from relay.runtime.scrub import scrub
 from tests.console.site import browser, running
@@ -29,9 +30,14 @@ from tests.support.webhook import Receiver, is_installed
 TOKEN = "s3cret-of-the-receiver"
 AFTER = 10.0
 FRESH = -86_400.0  # seconds: the age of a heartbeat that stays fresh
-OK, PARKED = TheVerdict(Mood.OK, "All is well", []), Told("parked", "3 parked", Repair("/failures", "See"))
+OK, PARKED = (
+    TheVerdict(Mood.OK, "All is well", []),
+    Told("parked", "3 parked", Repair("/failures", "See"), Runbook.PARKED),
+)
 AMBER = TheVerdict(Mood.WARNING, "Something needs a look", [PARKED])
-RED = TheVerdict(Mood.FAILED, "The database does not answer", [Told("database", "refused", None, Mood.FAILED)])
+RED = TheVerdict(
+    Mood.FAILED, "The database does not answer", [Told("database", "refused", None, Runbook.DATABASE_LOST, Mood.FAILED)]
+)
 
 
 class Watched:
@@ -72,8 +78,12 @@ def test_what_comes_and_goes_is_not_sent() -> None:
 def test_a_new_kind_of_reason_is_sent_once_until_all_is_well() -> None:
     watched = Watched()
     watched.see(AMBER, 60)
-    more = TheVerdict(Mood.WARNING, AMBER.words, [PARKED, Told("letters billing.dead", "1 dead letter", None)])
-    other_number = TheVerdict(Mood.WARNING, AMBER.words, [Told("parked", "4 parked", None)])
+    more = TheVerdict(
+        Mood.WARNING,
+        AMBER.words,
+        [PARKED, Told("letters billing.dead", "1 dead letter", None, Runbook.CONSUMER_DEAD_LETTERS)],
+    )
+    other_number = TheVerdict(Mood.WARNING, AMBER.words, [Told("parked", "4 parked", None, Runbook.PARKED)])
 
     assert watched.see(more, 60) == [(Mood.WARNING, Mood.WARNING, {"letters billing.dead"})]
     assert [watched.see(each, 60) for each in (AMBER, more, other_number)] == [[], [], []]
@@ -91,7 +101,7 @@ def test_a_change_of_one_look_alone_is_not_sent() -> None:
 
 def test_what_is_sent_is_bounded_and_has_no_markup_for_a_chat() -> None:
     hostile = "<!channel> @all [here](http://evil.test) \x1b[31m" + "x" * 5000
-    reasons = [Told(f"queue {number}", hostile, Repair("/routes", "See")) for number in range(50)]
+    reasons = [Told(f"queue {number}", hostile, Repair("/routes", "See"), Runbook.ROUTE) for number in range(50)]
     change = Change("1", datetime.now(UTC), Mood.OK, TheVerdict(Mood.WARNING, "A look", reasons), frozenset())
 
     told = document(change, Location("prod", "shop on db", "mq/"), "https://relay.test/ops")

@@ -1,10 +1,12 @@
 """Every work, each with things to do and a way to see what it has done."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Protocol
 
 import psycopg
+from psycopg.rows import dict_row
 
 from relay.config.settings import Settings
 from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Order, Source, make_job, read_job
@@ -21,11 +23,14 @@ from relay.operate.sent.work import order_replay
 from relay.servers.postgres.tables import Tables
 from tests.dead_letters.changes import RETRY
 from tests.dead_letters.letters import Letters
+from tests.dead_letters.tried import consuming
 from tests.jobs.toy import FILL, MAKE, ToyWork
 from tests.operate.rows import Rows
+from tests.operate.settler import Settler
 from tests.replay.sent import Copies, SentRows, ids_of
 
 ROWS = 24
+TOO_LONG = "x" * 250  # a routing key may not be so long
 BATCH = 2
 NOTED = """
     SELECT count(*), count(DISTINCT target) FROM outbox.operator_audit WHERE job = %s AND command NOT LIKE 'jobs %%'
@@ -38,14 +43,19 @@ class Bench(Protocol):
 
     Attributes:
         stride: a run is killed at each so many statements; each run costs a connection to a broker.
+        fails_in: rows that fail in a stage of the first four, and behind it; None: what it does has no outcome.
     """
 
     stride: int
+    fails_in: tuple[int, int] | None
 
-    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION) -> Job:
-        """Make the rows and a job over them."""
+    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION, *, failing: int = 0) -> Job:
+        """Make the rows and a job over them, of which so many of the first fail in their stage."""
 
     def work(self, job: Job) -> Work: ...
+
+    def settling(self) -> AbstractAsyncContextManager[object]:
+        """Let what a stage sends come out as it was ordered, while the block runs."""
 
     async def check(self, connection: psycopg.Connection, /, job: Job) -> None:
         """See that what was done is what the job counts, each row once."""
@@ -55,6 +65,7 @@ class RowsBench:
     """Works in a transaction: what is in the audit is what was done."""
 
     stride = 1
+    fails_in: tuple[int, int] | None = None
 
     def __init__(self, settings: Settings, rows: Rows) -> None:
         self._settings = settings
@@ -65,31 +76,54 @@ class RowsBench:
         work.most = BATCH
         return work
 
+    def settling(self) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
+
     async def check(self, connection: psycopg.Connection, job: Job) -> None:
         assert connection.execute(NOTED, [job.id]).fetchone() == (job.done, job.done)
 
 
 class ParkedBench(RowsBench):
-    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION) -> Job:
-        for number in range(ROWS):
-            self._rows.parked(str(number))
+    """A stage waits until its rows are sent, or parked again."""
+
+    fails_in: tuple[int, int] | None = (2, 0)
+    _failing: Collection[int] = ()
+
+    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION, *, failing: int = 0) -> Job:
+        ids = [self._rows.parked(str(number)) for number in range(ROWS)]
+        self._failing = ids[:failing]
         return order_rows(
             Tables(connection, "outbox"), Kind.RETRY, ParkedSelection(), by="ada", why="a test", caution=caution
         )
 
+    @asynccontextmanager
+    async def settling(self) -> AsyncIterator[None]:
+        url = self._settings.database.url.get_secret_value()
+        with Settler(url, fails=lambda id_: id_ in self._failing):
+            yield
+
 
 class RouteBench(RowsBench):
-    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION) -> Job:
+    """What is discarded has no outcome, and no stages."""
+
+    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION, *, failing: int = 0) -> Job:
+        del failing
         for number in range(ROWS):
             self._rows.quarantined("gone", str(number))
         (route,) = list_routes(Tables(connection, "outbox"))
         job = order_discard(Tables(connection, "outbox"), route, [], by="ada", why="a test")
-        connection.execute("UPDATE outbox.job SET rate = %s", [caution.rate])  # no command orders it with a rate
+        # No command orders it with a rate, or with stages.
+        connection.execute("UPDATE outbox.job SET rate = %s, stages = %s", [caution.rate, [*caution.stages] or None])
         return read_job(Tables(connection, "outbox"), job.id)
 
 
 class ToyBench(RowsBench):
-    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION) -> Job:
+    """Its odd numbers fail, whatever is ordered."""
+
+    fails_in: tuple[int, int] | None = (2, 3)
+
+    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION, *, failing: int = 0) -> Job:
+        del failing
         self._rows.connection.execute(MAKE)
         self._rows.connection.execute(FILL, [ROWS])
         order = Order(kind=Kind.RETRY, source=Source.PARKED, filter={}, by="ada", selected=ROWS, caution=caution)
@@ -104,17 +138,23 @@ class ToyBench(RowsBench):
 
 
 class LettersBench:
-    """Letters are noted in one transaction with their count, and acknowledged behind it."""
+    """Letters are noted in one transaction with their count, and acknowledged behind it.
+
+    A stage waits until its letters are consumed, and counts what comes into the queue of dead letters meanwhile.
+    """
 
     stride = 3
+    fails_in: tuple[int, int] | None = (2, 0)
 
     def __init__(self, settings: Settings, letters: Letters) -> None:
         self._settings = settings
         self._letters = letters
-        self._sent: Collection[str] = ()
+        self._sent: Sequence[str] = ()
+        self._failing = 0
         self._came: list[str | None] = []
 
-    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION) -> Job:
+    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION, *, failing: int = 0) -> Job:
+        self._failing = failing
         self._sent = await self._letters.put_all(ROWS)
         return order_letters(Tables(connection, "outbox"), RETRY, LetterSelection(), caution=caution)
 
@@ -122,6 +162,14 @@ class LettersBench:
         work = work_of(self._settings, job)
         work.most = BATCH
         return work
+
+    @asynccontextmanager
+    async def settling(self) -> AsyncIterator[None]:
+        url = self._settings.database.url.get_secret_value()
+        failing = self._sent[: self._failing]
+        with psycopg.connect(url, autocommit=True, row_factory=dict_row) as audit:
+            async with consuming(self._letters, audit, fails=lambda id_: id_ in failing):
+                yield
 
     async def check(self, connection: psycopg.Connection, job: Job) -> None:
         assert connection.execute(NOTED_LETTERS, [job.id]).fetchone() == (job.done, job.done)
@@ -133,9 +181,13 @@ class LettersBench:
 
 
 class ReplayBench:
-    """Rows are counted behind their confirms; what was not saved goes out twice."""
+    """Rows are counted behind their confirms; what was not saved goes out twice.
+
+    A stage has failed as far as the broker refused its rows: nobody tells what became of the others.
+    """
 
     stride = 1
+    fails_in: tuple[int, int] | None = (2, 0)
 
     def __init__(self, settings: Settings, sent: SentRows, copies: Copies) -> None:
         self._settings = settings
@@ -144,14 +196,18 @@ class ReplayBench:
         self._ids: Sequence[int] = ()
         self._came: Counter[Any] = Counter()
 
-    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION) -> Job:
-        self._ids = await self._rows.add(ROWS, keys=5)
+    async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION, *, failing: int = 0) -> Job:
+        refused = await self._rows.add(failing, event_type=TOO_LONG) if failing else []
+        self._ids = [*refused, *await self._rows.add(ROWS - failing, keys=5)]
         return order_replay(Tables(connection, "outbox"), SentSelection(), by="ada", why="a test", caution=caution)
 
     def work(self, job: Job) -> Work:
         work = work_of(self._settings, job)
         work.most = BATCH
         return work
+
+    def settling(self) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
 
     async def check(self, _: psycopg.Connection, job: Job) -> None:
         self._came.update(ids_of(await self._copies.read()))

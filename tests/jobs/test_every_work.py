@@ -1,4 +1,4 @@
-"""Every work goes through the same list: killed, cut off, paused, cancelled, stopped, slowed down, and resumed."""
+"""Every work goes through the same list: killed, cut off, paused, cancelled, stopped, slowed down, and in stages."""
 
 import asyncio
 from contextlib import suppress
@@ -9,12 +9,14 @@ import pytest
 from relay.errors import BusyError, OutboxError
 from relay.jobs.job import Caution, Job, JobState, cancel_job, pause_job, read_job, resume_job
 from relay.jobs.runner import Run, Show
+from relay.operate.letters import trial
 from relay.servers.postgres.tables import Tables
 from tests.jobs.benches import ROWS, Bench
 from tests.jobs.points import Killed, Points, What
 
 LAST = 25  # statements: a step of each work has fewer
 SLOW = 10.0  # rows a second
+STAGES = (4, 10)
 
 
 def run_of(bench: Bench, job: Job, *, show: Show = lambda _: None) -> Run:
@@ -134,3 +136,33 @@ async def test_one_process_runs_a_job(bench: Bench, connection: psycopg.Connecti
     await asyncio.gather(*others)
 
     assert [str(each) for each in busy] == [f"{job.words} is run by another process"] * 2
+
+
+async def test_a_stage_waits_for_its_outcome_and_pauses_when_too_many_fail(
+    bench: Bench, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "MARGIN", 0.5)
+    monkeypatch.setattr(trial, "LOOK_INTERVAL", 0.05)
+    job = await bench.order(connection, Caution(stages=STAGES, stop_when_failing=0.4), failing=2)
+    if bench.fails_in is None:
+        with pytest.raises(OutboxError, match=f"{STAGES[0]} rows are done.*what is discarded has no outcome"):
+            await run_of(bench, job).run()
+        return
+    seen: list[tuple[int, int]] = []
+    pauses: list[Job] = []
+
+    def show(job: Job) -> None:
+        seen.append((job.stage, job.tried))
+
+    async with bench.settling():
+        ended = await run_of(bench, job, show=show).run()
+        while ended.state is JobState.PAUSED:
+            pauses.append(ended)
+            resume_job(Tables(connection, "outbox"), job.id, by="bob")
+            ended = await run_of(bench, job, show=show).run()
+
+    first, behind = bench.fails_in
+    assert [(each.stage, each.tried) for each in pauses] == [*enumerate(STAGES, 1)][: 1 + bool(behind)]
+    assert (pauses[0].failed, ended.failed) == (first, first + behind)
+    assert (ended.state, ended.stage, ended.tried) == (JobState.DONE, 2, ROWS)
+    assert all(stage >= sum(tried > each for each in STAGES) for stage, tried in seen)

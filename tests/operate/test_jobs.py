@@ -1,12 +1,12 @@
 """Bulk work over rows is a job: counted, paused, resumed, cancelled, in stages, and each row is in the audit once."""
 
-import threading
 from collections.abc import Callable
 
 import psycopg
 import pytest
 
 from relay.errors import UsageError
+from relay.jobs import runner
 from relay.jobs.job import (
     Caution,
     Job,
@@ -18,11 +18,13 @@ from relay.jobs.job import (
     read_job,
     resume_job,
 )
+from relay.jobs.words import outcome_of
 from relay.operate.parked import work as parked
 from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
 from relay.servers.postgres.tables import Tables
 from tests.operate.rows import Rows
+from tests.operate.settler import Settler
 from tests.support.bulk import change_rows, run_rows
 from tests.support.process import wait_for
 
@@ -124,44 +126,6 @@ def test_a_resumed_job_keeps_its_limit_and_leaves_what_was_parked_later(
     assert [id_ for id_, (state, _) in rows.states().items() if state == "parked"] == [ids[3], later]
 
 
-class Broker:
-    """Settles what becomes pending, as a relay does: sent, or parked again."""
-
-    def __init__(self, url: str, fails: Callable[[int], bool]) -> None:
-        self._url = url
-        self._fails = fails
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.most_pending = 0
-
-    def __enter__(self) -> "Broker":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with psycopg.connect(self._url, autocommit=True) as connection:
-            while not self._stop.wait(0.01):
-                pending = connection.execute("SELECT id FROM outbox.message WHERE state = 'pending' ORDER BY id")
-                ids = [id_ for (id_,) in pending]
-                self.most_pending = max(self.most_pending, len(ids))
-                for id_ in ids:
-                    self._settle(connection, id_)
-
-    def _settle(self, connection: psycopg.Connection, id_: int) -> None:
-        if self._fails(id_):
-            connection.execute(
-                "UPDATE outbox.message SET state = 'parked', parked_at = clock_timestamp(), last_error = 'not again'"
-                " WHERE id = %s",
-                [id_],
-            )
-        else:
-            connection.execute("UPDATE outbox.message SET state = 'sent', sent_at = now() WHERE id = %s", [id_])
-
-
 def test_a_stage_waits_for_the_outcome_of_its_rows(
     rows: Rows, connection: psycopg.Connection, tables: Tables, database_url: str
 ) -> None:
@@ -169,7 +133,7 @@ def test_a_stage_waits_for_the_outcome_of_its_rows(
     caution = Caution(stages=(1, 3), stop_when_failing=0.5)
     seen: list[tuple[int, int]] = []
 
-    with Broker(database_url, fails=lambda id_: id_ == ids[2]) as broker:
+    with Settler(database_url, fails=lambda id_: id_ == ids[2]) as settler:
         done = change_rows(
             connection,
             Kind.RETRY,
@@ -183,7 +147,7 @@ def test_a_stage_waits_for_the_outcome_of_its_rows(
     assert (job.state, job.stage, job.done, job.failed) == ("done", 2, 7, 1)
     assert all(stage >= sum(count > each for each in caution.stages) for stage, count in seen)
     assert [(each.id, each.reason) for each in list_failures(tables, job.id, limit=9)] == [(ids[2], "not again")]
-    assert broker.most_pending <= 4
+    assert settler.most_pending <= 4
 
 
 def test_a_stage_that_fails_too_often_pauses_the_job(
@@ -192,7 +156,7 @@ def test_a_stage_that_fails_too_often_pauses_the_job(
     ids = [rows.parked(str(number)) for number in range(6)]
     caution = Caution(stages=(2, 4), stop_when_failing=0.4)
 
-    with Broker(database_url, fails=lambda id_: id_ == ids[0]):
+    with Settler(database_url, fails=lambda id_: id_ == ids[0]):
         done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=caution)
         paused = read_job(tables, done.job or 0)
         left = [id_ for id_, (state, _) in rows.states().items() if state == "parked"]
@@ -210,7 +174,7 @@ def test_a_job_with_fewer_rows_than_its_stage_waits_for_theirs(
 ) -> None:
     row = rows.parked()
 
-    with Broker(database_url, fails=lambda _: True):
+    with Settler(database_url, fails=lambda _: True):
         done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=Caution(stages=(10,), stop_when_failing=0))
 
     job = read_job(tables, done.job or 0)
@@ -222,3 +186,95 @@ def test_a_job_with_fewer_rows_than_its_stage_waits_for_theirs(
 def test_what_has_no_outcome_has_no_stages(tables: Tables) -> None:
     with pytest.raises(UsageError, match="--stages waits for the outcome of rows; a discard has no outcome"):
         order_rows(tables, Kind.DISCARD, EVERYTHING, caution=Caution(stages=(1,)))
+
+
+def test_what_is_parked_again_is_counted_and_listed(
+    rows: Rows, connection: psycopg.Connection, database_url: str, tables: Tables
+) -> None:
+    ids = [rows.parked(str(number)) for number in range(6)]
+    rows.node()
+
+    with Settler(database_url, fails=lambda id_: id_ in ids[:4]):
+        done = change_rows(connection, Kind.RETRY, EVERYTHING)
+
+    job = read_job(tables, done.job or 0)
+    assert (job.state, job.done, job.failed, job.watched, job.waiting) == ("done", 6, 4, 6, 0)
+    assert outcome_of(job) == "of 6: 4 parked again, 2 sent"
+    assert [each.id for each in list_failures(tables, job.id, limit=9)] == ids[:4]
+    assert rows.connection.execute("SELECT count(*) FROM outbox.job_row").fetchone() == (0,)
+
+
+def test_stages_and_the_rest_are_one_outcome(
+    rows: Rows, connection: psycopg.Connection, database_url: str, tables: Tables
+) -> None:
+    ids = [rows.parked(str(number)) for number in range(6)]
+    rows.node()
+
+    with Settler(database_url, fails=lambda id_: id_ in (ids[0], ids[5])):
+        done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=Caution(stages=(2,), stop_when_failing=0.5))
+
+    job = read_job(tables, done.job or 0)
+    assert outcome_of(job) == "of 6: 2 parked again, 4 sent"
+    assert [each.id for each in list_failures(tables, job.id, limit=9)] == [ids[0], ids[5]]
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+def test_rows_that_do_not_go_out_are_waited_for_while_a_relay_is_alive(
+    rows: Rows, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, is_alive: bool, tables: Tables
+) -> None:
+    for number in range(3):
+        rows.parked(str(number))
+    rows.node(age=0 if is_alive else 60)
+    monkeypatch.setattr(runner, "WATCH", 1.5)
+    looks: list[int | None] = []
+
+    done = change_rows(connection, Kind.RETRY, EVERYTHING, show=lambda job: looks.append(job.waiting))
+
+    job = read_job(tables, done.job or 0)
+    assert (job.state, outcome_of(job)) == ("done", "of 3: 3 not sent yet")
+    assert len(looks[2:]) == (4 if is_alive else 1)  # behind two batches: a look each half second
+    assert rows.connection.execute("SELECT count(*) FROM outbox.job_row").fetchone() == (0,)
+
+
+def test_of_many_rows_the_first_are_watched_and_the_count_says_so(
+    rows: Rows, connection: psycopg.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch, tables: Tables
+) -> None:
+    for number in range(8):
+        rows.parked(str(number))
+    rows.node()
+    monkeypatch.setattr(parked, "MOST_WATCHED", 3)
+
+    with Settler(database_url, fails=lambda _: True):
+        done = change_rows(connection, Kind.RETRY, EVERYTHING)
+
+    job = read_job(tables, done.job or 0)
+    assert outcome_of(job) == "of the first 4 of 8: at least 4 parked again"
+
+
+def test_a_job_that_is_stopped_while_it_watches_watches_on(
+    rows: Rows, connection: psycopg.Connection, database_url: str, tables: Tables
+) -> None:
+    ids = [rows.parked(str(number)) for number in range(6)]
+    rows.node()
+    job = order_rows(tables, Kind.RETRY, EVERYTHING)
+
+    def pause(job: Job) -> None:
+        if job.waiting:
+            pause_job(tables, job.id, by="ada", why=None)
+
+    paused = run_rows(connection, job, show=pause)
+    with Settler(database_url, fails=lambda id_: id_ == ids[3]):
+        ended = run_rows(connection, resume_job(tables, job.id, by="ada"))
+
+    assert (paused.state, paused.done, paused.waiting) == ("paused", 6, 6)
+    assert (ended.state, ended.done, outcome_of(ended)) == ("done", 6, "of 6: 1 parked again, 5 sent")
+
+
+def test_a_discard_has_no_outcome(rows: Rows, connection: psycopg.Connection, tables: Tables) -> None:
+    rows.parked()
+    rows.node()
+
+    done = change_rows(connection, Kind.DISCARD, EVERYTHING, by="ada", why="a test")
+
+    job = read_job(tables, done.job or 0)
+    assert (job.state, job.watched, outcome_of(job)) == ("done", None, None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated
@@ -23,7 +23,7 @@ from relay.errors import NotFoundError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Kind
 from relay.operate import held
 from relay.operate.asked import QUEUE_NAME, GroupId, ShortString, Words
-from relay.operate.failures import Where, by_weight, read_group, with_retries
+from relay.operate.failures import Group, Where, by_weight, read_group, with_retries
 from relay.operate.jobs import ROLES
 from relay.operate.letters import asked as letters
 from relay.operate.letters.asked import RetryLetters
@@ -37,6 +37,7 @@ from relay.operate.routes import asked as quarantine
 router = APIRouter()
 
 LISTED = 100  # groups
+FEW = 3  # groups of one cause that have a row each; more are folded into one row
 SHOWN = 20  # rows of a group
 STAGED = Caution(stages=(1, 10, 100), stop_when_failing=0.05)
 KINDS = {Where.PARKED: (Kind.RETRY, Kind.ARCHIVE, Kind.DISCARD), Where.DEAD_LETTER: (Kind.RETRY, Kind.DISCARD)}
@@ -49,7 +50,7 @@ async def _counted(site: Here) -> Counted:
     return await site.failure_groups.counted()
 
 
-Groups = Annotated[Counted, Depends(_counted)]
+CountedGroups = Annotated[Counted, Depends(_counted)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,25 @@ class KnownQueue:
     def has_changed(self) -> bool:
         """Whether letters came or went since the look."""
         return self.look is not None and self.look.letters != self.number
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRow:
+    """A row of the list: a group, or all groups of a cause.
+
+    Attributes:
+        group: of all its groups the sums.
+        groups: how many; they differ by their event type.
+        is_at_least: the look has not read all letters of the queue, so there may be more.
+    """
+
+    group: Group
+    groups: int = 1
+    is_at_least: bool = False
+
+    @property
+    def address(self) -> str:
+        return f"/failures/{self.group.id}" if self.groups == 1 else f"/failures?under={self.group.id}"
 
 
 class GroupOrder(BaseModel):
@@ -117,18 +137,35 @@ class GroupOrder(BaseModel):
 
 @router.get("/failures")
 def list_failures(
-    request: Request, database: Sessions, counted: Groups, who: Viewer, *, queue: Named = ()
+    request: Request,
+    database: Sessions,
+    counted: CountedGroups,
+    who: Viewer,
+    *,
+    queue: Named = (),
+    under: GroupId | None = None,
 ) -> HTMLResponse:
-    """Show the groups of parked rows, of routes in quarantine, of held messages, and of dead letters once looked at."""
+    """Show the groups of parked rows, of routes in quarantine, of held messages, and of dead letters once looked at.
+
+    Many groups of one cause are one row; `under` names one of them, and shows a row for each of that cause.
+    """
     queues = _queues(request, [queues_of(each)[1] for each in queue])
     looked_at = [group for each in queues if each.look and each.number for group in each.look.groups]
     with database.session() as tables:
         looked_at = with_retries(tables, looked_at)
+    in_part = {group.place for group in looked_at if (look := _look_of(queues, group)) and look.read < look.letters}
+    found = by_weight([*counted.groups, *looked_at])
+    if under is not None:
+        cause = _cause_of(read_group(found, under))
+        found = [group for group in found if _cause_of(group) == cause]
+    rows = _folded(found) if under is None else [FailureRow(group) for group in found]
     return page(
         request,
         "failures.html",
-        groups=by_weight([*counted.groups, *looked_at])[:LISTED],
-        total=len(counted.groups) + len(looked_at),
+        rows=[replace(row, is_at_least=_is_letters(row.group) and row.group.place in in_part) for row in rows[:LISTED]],
+        total=len(rows),
+        groups=len(found),
+        under=rows[0].group.cause if under else None,
         age_s=counted.age_s,
         queues=queues,
         unknown=seen.error if (seen := site_of(request).consumers.latest) else None,
@@ -147,7 +184,7 @@ async def look(request: Request, _: Operator, queue: Annotated[QueueName, Form()
 
 @router.get("/failures/{group}")
 def show_failure(
-    request: Request, site: Here, database: Sessions, *, counted: Groups, who: Viewer, group: str
+    request: Request, site: Here, database: Sessions, *, counted: CountedGroups, who: Viewer, group: str
 ) -> HTMLResponse:
     """Show a group with its first rows or letters, and what can be done."""
     look = next((each for each in site_of(request).looks.latest.values() if group in each.first), None)
@@ -208,6 +245,43 @@ def retry_held(site: Here, who: Operator, *, group: GroupId, why: FormWords = ""
     site.do(held.retry, held.RetryHeld(group=group, why=why), who)
     site.consumers.wake()
     return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)
+
+
+def _cause_of(group: Group) -> tuple[str, str, str]:
+    """Return what the groups of a cause have in common."""
+    return (group.source, group.cause, group.place)
+
+
+def _is_letters(group: Group) -> bool:
+    return group.source is Where.DEAD_LETTER
+
+
+def _look_of(queues: Sequence[KnownQueue], group: Group) -> Look | None:
+    return next((each.look for each in queues if _is_letters(group) and each.queue == group.place), None)
+
+
+def _folded(groups: Sequence[Group]) -> list[FailureRow]:
+    """Return a row for each group, and one for many of the same cause, the largest first."""
+    causes: dict[tuple[str, str, str], list[Group]] = {}
+    for group in groups:
+        causes.setdefault(_cause_of(group), []).append(group)
+    rows: list[FailureRow] = []
+    for same in causes.values():
+        rows += [FailureRow(each) for each in same] if len(same) <= FEW else [FailureRow(_sum_of(same), len(same))]
+    return sorted(rows, key=lambda row: -row.group.count)
+
+
+def _sum_of(groups: Sequence[Group]) -> Group:
+    return replace(
+        groups[0],
+        event_type="",
+        count=sum(group.count for group in groups),
+        first_at=min((group.first_at for group in groups if group.first_at), default=None),
+        last_at=max((group.last_at for group in groups if group.last_at), default=None),
+        keys_held=sum(group.keys_held for group in groups),
+        rows_held=sum(group.rows_held for group in groups),
+        retried=sum(group.retried for group in groups),
+    )
 
 
 def _queues(request: Request, named: Sequence[str]) -> list[KnownQueue]:

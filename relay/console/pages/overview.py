@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, StreamingResponse
 
 from relay.console.given import Viewer
-from relay.console.live import PARTS, STATE
+from relay.console.live import FRAME, PARTS
 from relay.console.site import Site, site_of
 from relay.console.templates import page
 
@@ -31,8 +31,8 @@ async def overview(request: Request, _: Viewer) -> HTMLResponse:
 
 @router.get("/live")
 async def live(request: Request, _: Viewer, *, only_state: bool = False) -> StreamingResponse:
-    """Send the parts as they change, or the state alone, until the browser leaves or the user may not see them."""
-    events = _events(request, site_of(request), (STATE,) if only_state else (STATE, *PARTS))
+    """Send the parts as they change, or what each page shows, until the browser leaves or the user may not see them."""
+    events = _events(request, site_of(request), FRAME if only_state else (*FRAME, *PARTS))
     return StreamingResponse(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 

@@ -5,9 +5,10 @@
   const AGAIN_AFTER = 2000;
   const { base } = document.body.dataset;
   const hears = "hears" in document.body.dataset;
+  const isLive = document.querySelector("main [data-live]") !== null;
   const parts = new Map([...document.querySelectorAll("[data-live]")].map((part) => [part.dataset.live, part]));
   const notice = document.getElementById("no-news");
-  const address = `${base}/live${parts.size > 0 ? "" : "?only_state=true"}`;
+  const address = `${base}/live${isLive ? "" : "?only_state=true"}`;
   const names = ["state", ...parts.keys()];
 
   // Browsers allow six connections to a console. So one tab has a stream, and tells the others: the one that was seen
@@ -26,7 +27,7 @@
     const now = Date.now();
     if (hears && now - heard > SILENT_AFTER) showState("unknown");
     const last = isAsking() ? asked : heard;
-    const isSilent = (parts.size > 0 || isAsking()) && now - last > SILENT_AFTER;
+    const isSilent = (isLive || isAsking()) && now - last > SILENT_AFTER;
     if (isSilent && notice.hidden) {
       notice.querySelector("time").textContent = `${new Date(last).toISOString().slice(11, 19)} UTC`;
     }
@@ -92,7 +93,7 @@
 
   // A page with a form that is being written stays.
   function goToLogin() {
-    if (parts.size > 0) location.reload();
+    if (isLive) location.reload();
   }
 
   let held = 0; // locks: for a moment two, when this tab takes the turn from itself
@@ -144,6 +145,11 @@
     asked = Date.now();
     look();
   });
+  // What is pressed stays until it is let go: a click on what was replaced meanwhile would be lost.
+  let isPressed = false;
+  document.addEventListener("pointerdown", () => { isPressed = true; });
+  for (const name of ["pointerup", "pointercancel"]) document.addEventListener(name, () => { isPressed = false; });
+  document.addEventListener("htmx:beforeSwap", (event) => { if (isPressed) event.detail.shouldSwap = false; });
   setInterval(look, 1000);
   if (hears) begin();
 })();

@@ -28,7 +28,10 @@ LETTER_NOTES = (
     "command", "queue", "sent_to", "done_by", "why", "job", "message_id", "event_type", "key", "reason",
     "last_failed_at",
 )  # fmt: skip
-PROGRESS = ("state", "selected", "done", "failed", "released", "stage", "position", "saved_at", "paused_because")
+PROGRESS = (
+    "state", "selected", "done", "failed", "released", "stage", "position", "saved_at", "paused_because", "watched",
+    "waiting", "scanned", "to_scan", "began_at", "began_with",
+)  # fmt: skip
 HELD = (
     "position", "consumer_name", "key", "message_id", "event_type", "exchange", "routing_key", "held_at", "attempts",
     "begun", "first_failed_at", "last_failed_at", "due_at", "exception", "error", "reason",

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg.sql import SQL, Identifier
 
 from relay.operate.letters.letter import Letter
+from relay.servers.postgres.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,18 @@ async def write_audit(
             "failed_at": [each.last_failed_at for each in letters],
         },
     )
+
+
+READ_NOTES = SQL("""
+    SELECT message_id, last_failed_at FROM {schema}.dead_letter_audit
+    WHERE job = %(job)s AND message_id = ANY (%(message_ids)s)
+""")
+
+
+def notes_of(tables: Tables, job: int, message_ids: Sequence[str]) -> set[tuple[str, datetime | None]]:
+    """Return which of these messages' letters a job has changed, each with the moment of its last failure before."""
+    values = {"job": job, "message_ids": [_storable(each) for each in message_ids]}
+    return set(tables.execute(READ_NOTES, values).fetchall())
 
 
 def _storable(text: str | None) -> str | None:

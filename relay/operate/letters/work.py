@@ -21,9 +21,10 @@ from relay.consume.failed.envelope import sent_back
 from relay.consume.failed.queues import came_from, dead_queue_name
 from relay.errors import NotFoundError, PartlyDoneError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Job, JobState, Kind, Order, Source, make_job
+from relay.jobs.words import done_in_stages
 from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Stuck, Waits, stage_of
 from relay.logger import get_logger
-from relay.operate.letters.audit import AuditEntry, write_audit
+from relay.operate.letters.audit import READ_NOTES, AuditEntry, write_audit
 from relay.operate.letters.letter import SOURCE, Held, Letter, LetterSelection
 from relay.operate.letters.queue import ACKNOWLEDGED_PAGE, PAGE, Copy, DeadQueue, opened
 from relay.operate.letters.read import list_command
@@ -48,6 +49,7 @@ class LettersDone:
         done: sent back or thrown away; of a preview, those that would be.
         refused: message ids, each with the reason why it was not sent: these letters are where they were.
         failed_again: letters that came into the queue in the stages of the job.
+        unwatched: letters that were sent back in no stage: what becomes of them is not known here.
         not_found: message ids that were named, and are not there.
         warning: what else an operator should know.
         paused_because: why it cannot go on without an operator.
@@ -59,6 +61,7 @@ class LettersDone:
     done: int = 0
     refused: list[tuple[str | None, str]] = field(default_factory=list)
     failed_again: int = 0
+    unwatched: int = 0
     not_found: list[str] = field(default_factory=list)
     is_stopped: bool = False
     warning: str | None = None
@@ -101,10 +104,6 @@ COUNT_RETRIED = SQL("""
     GROUP BY id, cause, event_type
     ON CONFLICT (id) DO UPDATE SET retried = known.retried + EXCLUDED.retried
 """)
-READ_NOTES = SQL("""
-    SELECT message_id, last_failed_at FROM {schema}.dead_letter_audit
-    WHERE job = %(job)s AND message_id = ANY (%(message_ids)s)
-""")
 
 
 def done_by_console(job: Job) -> LettersDone:
@@ -121,7 +120,12 @@ def done_by_console(job: Job) -> LettersDone:
         raise PartlyDoneError(
             f"{job.done} letters of {queue} are done, and {left} stay or are not there: see {list_command(queue)}"
         )
-    return LettersDone(queue, chosen=job.done, done=job.done, failed_again=job.failed, job=job.id)
+    unwatched = _unwatched(job)
+    return LettersDone(queue, chosen=job.done, done=job.done, failed_again=job.failed, unwatched=unwatched, job=job.id)
+
+
+def _unwatched(job: Job) -> int:
+    return job.done - done_in_stages(job) if job.kind is Kind.RETRY else 0
 
 
 def entry_of(job: Job) -> AuditEntry:
@@ -286,6 +290,7 @@ class LettersWork(SessionWork):
         done.job = job.id
         done.is_stopped = job.state is not JobState.DONE
         done.paused_because = job.paused_because
+        done.unwatched = _unwatched(job)
         done.failed_again = job.failed - (0 if done.is_stopped else len(done.refused))
         return done
 
@@ -310,7 +315,9 @@ class LettersWork(SessionWork):
                 return await self._end(save.job)
             self._chosen = self._choice.of(page)
             if not self._chosen:
-                return Waits(0)
+                did = Did(position=self._position(save.job), scanned=self._queue.read)
+                await save(self._connection, did)
+                return did
         letters, self._chosen = self._chosen[:room], self._chosen[room:]
         return await self._settle(letters, save)
 
@@ -322,12 +329,17 @@ class LettersWork(SessionWork):
         return found
 
     async def _begin(self, save: Save) -> None:
-        if stage_of(save.job) is None or self.entry.sent_to is None:
-            return
-        if not await self._trial.begin(self._queue, self.entry.sent_to, save.job):
+        consumed = self.entry.sent_to
+        is_tried = stage_of(save.job) is not None and consumed is not None
+        if is_tried and not await self._trial.begin(self._queue, str(consumed), save.job):
             remedy = "start its consumer: a stage ends when its letters have been consumed"
-            log.warning("dead_letters.unconsumed", queue=self.entry.sent_to, remedy=remedy)
-        await save(self._connection, Did(position=self._trial.expected))
+            log.warning("dead_letters.unconsumed", queue=consumed, remedy=remedy)
+        did = Did(position=self._position(save.job), scanned=0, to_scan=self._queue.count)
+        await save(self._connection, did)
+        save.job = save.with_news(did)
+
+    def _position(self, job: Job) -> int:
+        return self._trial.expected if self._trial.has_begun else job.position
 
     async def _settle(self, letters: Sequence[Held], save: Save) -> Did:
         queue, connection = self._queue, self._connection
@@ -342,8 +354,8 @@ class LettersWork(SessionWork):
         refused = {**refused, **homeless}
         confirmed = [each for each in letters if each not in refused]
         self.doubtful = len(confirmed)
-        position = self._trial.expected if self._trial.has_begun else save.job.position
-        did = Did(done=len(confirmed), refused=len(refused), position=position)
+        position = self._position(save.job)
+        did = Did(done=len(confirmed), refused=len(refused), position=position, scanned=queue.read)
         async with connection.transaction():
             await write_audit(connection, self._schema, self.entry, [each.letter for each in confirmed])
             if save.job.kind is Kind.RETRY:

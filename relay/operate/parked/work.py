@@ -15,7 +15,8 @@ from psycopg.sql import SQL, Composed
 from relay.config.settings import DatabaseSettings
 from relay.errors import UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Job, JobState, Kind, Order, Source, make_job, operator
-from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Waits, stage_of
+from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Waits, Watched, stage_of
+from relay.operate.health import NODE_STALE_AFTER
 from relay.operate.messages.whereabouts import whereabouts
 from relay.operate.parked.read import ARCHIVED, PARKED, ParkedSelection, composed
 from relay.operate.session import SessionWork
@@ -24,6 +25,7 @@ from relay.servers.postgres.tables import Tables
 
 BATCH_HEADS = 500  # a transaction; a head goes with all that is held behind it, however many
 OUTCOME_POLL = 0.2  # seconds between two looks at the rows of a stage
+MOST_WATCHED = 50_000  # rows that a job looks at behind its stages: each is a row of job_row
 GRAIN = 0.2  # seconds' worth of rows that a transaction waits for, at a rate
 
 # Everyone who parks, holds, retries or discards takes this lock first, so that no row is held behind one
@@ -65,6 +67,8 @@ class ParkedDone:
     not_found: list[str]  # what was named and is no such row, with the reason
     job: int | None = field(default=None, compare=False)  # None: a preview
     state: JobState = field(default=JobState.DONE, compare=False)  # of the job
+    failed: int = field(default=0, compare=False)  # rows that failed again while it watched
+    waiting: int | None = field(default=None, compare=False)  # rows that had not gone out; None: not watched
 
 
 READ_HEADS = SQL("""
@@ -191,7 +195,7 @@ RELEASE = SQL("""
     WHERE row.state = 'parked' AND row.id = fate.id AND fate.goes
 """)
 
-NOTE_STAGE = SQL("""
+NOTE = SQL("""
     INSERT INTO {schema}.job_row (job_id, id, lane)
     SELECT %(job)s, id, lane FROM {schema}.message_state WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])
 """)
@@ -221,6 +225,37 @@ END_STAGE = SQL("""
 """)
 
 
+# A row in quarantine has not failed: it goes out when its route works.
+SETTLE = SQL("""
+    WITH settled AS (
+        DELETE FROM {schema}.job_row AS noted
+        WHERE job_id = %(job)s AND NOT EXISTS (
+            SELECT FROM {schema}.message_state AS row
+            WHERE row.state = 'pending' AND row.lane = noted.lane AND row.id = noted.id
+        ) AND NOT EXISTS (
+            SELECT FROM {schema}.message_state AS row WHERE row.state = 'quarantined' AND row.id = noted.id
+        )
+        RETURNING id
+    ), failing AS (
+        SELECT row.id, row.message_id, coalesce(row.last_error, 'it has no reason') AS reason
+        FROM {schema}.message_state AS row JOIN settled ON settled.id = row.id
+        WHERE row.state = 'parked'
+    ), noted AS (
+        INSERT INTO {schema}.job_failure (job_id, id, message_id, reason)
+        SELECT %(job)s, id, message_id, reason FROM failing
+        ON CONFLICT DO NOTHING
+    )
+    SELECT (SELECT count(*) FROM failing),
+        (SELECT count(*) FROM {schema}.job_row WHERE job_id = %(job)s) - (SELECT count(*) FROM settled)
+""")
+LEAVE_REST = SQL("DELETE FROM {schema}.job_row WHERE job_id = %(job)s")
+IS_ANY_ALIVE = SQL("""
+    SELECT EXISTS (
+        SELECT FROM {schema}.node WHERE clock_timestamp() - heartbeat_at <= %(stale_after)s * interval '1 second'
+    )
+""")
+
+
 class ParkedWork(SessionWork):
     """A job over parked or archived rows; see `relay.jobs.work.Work`."""
 
@@ -241,7 +276,9 @@ class ParkedWork(SessionWork):
             heads = await self._read_heads(job, room)
             if not heads:
                 return Ended()
-            did = Did(done=len(heads), released=await self._change(job, heads), position=heads[-1])
+            watched = await self._note(job, heads)
+            released = await self._change(job, heads)
+            did = Did(done=len(heads), released=released, position=heads[-1], watched=watched)
             await save(connection, did)
             if job.kind is not Kind.RESTORE:
                 await connection.execute(RING.format(name=f"{self._schema}.doorbell"))
@@ -261,6 +298,21 @@ class ParkedWork(SessionWork):
             await save(connection, outcome)
         return outcome
 
+    async def watch(self, save: Save, *, is_last: bool) -> Watched | None:
+        if save.job.kind is not Kind.RETRY:
+            return None
+        job, connection = {"job": save.job.id}, self._connection
+        async with connection.transaction():
+            await save.check(connection)
+            found = await connection.execute(self._sql(IS_ANY_ALIVE), {"stale_after": NODE_STALE_AFTER})
+            is_last |= one(await found.fetchone()) == (False,)  # nothing would go out
+            failed, waiting = one(await (await connection.execute(self._sql(SETTLE), job)).fetchone())
+            seen = Watched(failed=failed, waiting=waiting, is_last=is_last)
+            if is_last:
+                await connection.execute(self._sql(LEAVE_REST), job)
+            await save(connection, seen)
+        return seen
+
     async def _read_heads(self, job: Job, room: int) -> list[int]:
         limit = self._selection.limit
         batch = room if limit is None else min(room, limit - job.done)
@@ -270,13 +322,18 @@ class ParkedWork(SessionWork):
         found = await self._connection.execute(_heads(self._schema, job.kind, self._selection), parameters)
         return [id_ for (id_,) in await found.fetchall()]
 
+    async def _note(self, job: Job, heads: list[int]) -> int:
+        """Note which rows are watched, and return how many."""
+        is_watched = stage_of(job) is not None or (job.kind is Kind.RETRY and (job.watched or 0) < MOST_WATCHED)
+        if not is_watched:
+            return 0
+        return (await self._connection.execute(self._sql(NOTE), {"heads": heads, "job": job.id})).rowcount
+
     async def _change(self, job: Job, heads: list[int]) -> int:
         """Change the heads, and return how many rows go from behind them."""
         connection = self._connection
         values = {"heads": heads, "by": job.done_by, "why": job.why, "job": job.id}
         released = 0
-        if stage_of(job) is not None:
-            await connection.execute(self._sql(NOTE_STAGE), values)
         if job.kind is not Kind.RESTORE:
             await connection.execute(_with_fates(self._schema, HOLD_BEHIND_REMAINING), values)
             released = (await connection.execute(_with_fates(self._schema, RELEASE), values)).rowcount

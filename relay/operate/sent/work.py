@@ -191,6 +191,10 @@ class ReplayWork:
         self._stage_failed = 0
         return outcome
 
+    async def watch(self, _: Save, *, is_last: bool) -> None:
+        """The broker has confirmed each row: no more is to come of it."""
+        del is_last
+
     async def settle(self, save: Save) -> Did:
         """Send what was handed over all the same, for what is settled behind a gap would go out twice."""
         self._is_ending = True
