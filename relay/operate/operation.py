@@ -30,7 +30,7 @@ class Role(StrEnum):
 
     VIEWER = "viewer"  # see figures, states and errors, but not what messages say
     OPERATOR = "operator"  # reveal what messages say; retry, reroute, pause and resume
-    OWNER = "owner"  # discard and drop
+    OWNER = "owner"  # discard, drop, and send what was edited
 
     def includes(self, other: "Role") -> bool:
         """Whether this role may do what the other may."""

@@ -17,6 +17,7 @@ FLAGS = {
     "--limit", "--all", "--held", "--archived", "--group", "--queue", "--kind", "--unique-business-key", "--grace",
     # what to do, and by whom
     "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--stages",
+    "--payload", "--headers", "--discard",
     "--stop-when-failing", "--overwrite", "--trace", "--folder",
     "--keep", "--keep-batches", "--keep-inbox", "--sql", "--check", "--downgrade", "--lock-timeout", "--wait", "--node",
     "--ready",
