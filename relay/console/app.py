@@ -22,6 +22,7 @@ from relay.console.pages import (
     failures,
     jobs,
     login,
+    message_edit,
     messages,
     nodes,
     overview,
@@ -62,7 +63,21 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
         },
     )
     app.state.site = site
-    for each in (login, overview, messages, failures, jobs, replay, reconcile, routes, nodes, upkeep, doctor, audit):
+    for each in (
+        login,
+        overview,
+        messages,
+        message_edit,
+        failures,
+        jobs,
+        replay,
+        reconcile,
+        routes,
+        nodes,
+        upkeep,
+        doctor,
+        audit,
+    ):
         app.include_router(each.router)
     app.include_router(api)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

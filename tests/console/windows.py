@@ -17,9 +17,13 @@ NEEDS_CHROMIUM = pytest.mark.skipif(
 
 @asynccontextmanager
 async def window(
-    chromium: Browser, *, width: int = 1280, dark: bool = False, scripts: bool = True
+    chromium: Browser, *, width: int = 1280, dark: bool = False, scripts: bool = True, is_refused: bool = False
 ) -> AsyncIterator[BrowserContext]:
-    """Yield a window, whose pages may complain about nothing and ask no other site."""
+    """Yield a window, whose pages may complain about nothing and ask no other site.
+
+    Args:
+        is_refused: a form of the test is refused, which Chromium complains about.
+    """
     complaints: list[str] = []
     context = await chromium.new_context(
         viewport={"width": width, "height": 900},
@@ -30,7 +34,7 @@ async def window(
         "console",
         lambda message: (
             complaints.append(f"{message.location['url']}: {message.text}")
-            if message.type in ("error", "warning")
+            if message.type in ("error", "warning") and not (is_refused and "status of 422" in message.text)
             else None
         ),
     )
