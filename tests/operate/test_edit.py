@@ -9,6 +9,7 @@ from psycopg.types.json import Jsonb
 
 from relay.errors import NotFoundError, UsageError
 from relay.operate.parked.edit import Edit, Edited, EditRefusedError, parse_headers, send_edited
+from relay.servers.postgres.tables import Tables
 from tests.operate.rows import Rows
 
 READ = """
@@ -20,9 +21,9 @@ AUDIT = "SELECT command, target, done_by, why, sent_as FROM outbox.operator_audi
 KEPT = slice(1, 9)  # columns that a copy has of the old row
 
 
-def edited(connection: psycopg.Connection, row: int, edit: Edit, *, discard: bool = True, **more: Any) -> Edited:
+def edited(tables: Tables, row: int, edit: Edit, *, discard: bool = True, **more: Any) -> Edited:
     given = {"by": "ada", "why": "a wrong amount", "most_bytes": 1000, **more}
-    return send_edited(connection, "outbox", row, edit, discard=discard, **given)
+    return send_edited(tables, row, edit, discard=discard, **given)
 
 
 def read(rows: Rows, row: int) -> tuple[Any, ...]:
@@ -31,12 +32,12 @@ def read(rows: Rows, row: int) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def test_a_copy_is_sent_behind_its_key_and_names_the_old_message(rows: Rows, connection: psycopg.Connection) -> None:
+def test_a_copy_is_sent_behind_its_key_and_names_the_old_message(rows: Rows, tables: Tables) -> None:
     old = rows.parked(headers=Jsonb({"tenant": "acme"}), routing_key="r", exchange="e", trace_context=Jsonb({"a": "b"}))
     behind = rows.parked(behind=old)
     rows.connection.execute("UPDATE outbox.message SET written_as = 'billing' WHERE id = %s", [old])
 
-    done = edited(connection, old, Edit(payload='{"amount": 1.10}'))
+    done = edited(tables, old, Edit(payload='{"amount": 1.10}'))
 
     assert (done.old_id, done.discarded, done.released) == (old, True, 1)
     assert done.id > behind
@@ -53,11 +54,11 @@ def test_a_copy_is_sent_behind_its_key_and_names_the_old_message(rows: Rows, con
     ]
 
 
-def test_the_old_row_may_stay_parked(rows: Rows, connection: psycopg.Connection) -> None:
+def test_the_old_row_may_stay_parked(rows: Rows, tables: Tables) -> None:
     old = rows.parked()
     behind = rows.parked(behind=old)
 
-    done = edited(connection, old, Edit(headers={"tenant": "b"}), discard=False)
+    done = edited(tables, old, Edit(headers={"tenant": "b"}), discard=False)
 
     assert rows.states() == {old: ("parked", None), behind: ("parked", old), done.id: ("pending", None)}
     assert (done.discarded, done.released) == (False, 0)
@@ -66,10 +67,10 @@ def test_the_old_row_may_stay_parked(rows: Rows, connection: psycopg.Connection)
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain"])
-def test_bytes_stay_bytes(rows: Rows, connection: psycopg.Connection, content_type: str | None) -> None:
+def test_bytes_stay_bytes(rows: Rows, tables: Tables, content_type: str | None) -> None:
     old = rows.parked(payload=None, payload_bytes=b"\x00old", content_type=content_type)
 
-    done = edited(connection, old, Edit(payload=b"\xffnew"))
+    done = edited(tables, old, Edit(payload=b"\xffnew"))
 
     assert read(rows, done.id)[9:11] == (None, b"\xffnew")
     assert read(rows, done.id)[6] == content_type
@@ -87,12 +88,12 @@ def test_bytes_stay_bytes(rows: Rows, connection: psycopg.Connection, content_ty
     ],
 )
 def test_what_cannot_be_sent_is_refused_and_changes_nothing(
-    rows: Rows, connection: psycopg.Connection, edit: Edit, field: str, words: str
+    rows: Rows, tables: Tables, edit: Edit, field: str, words: str
 ) -> None:
     old = rows.parked()
 
     with pytest.raises(EditRefusedError, match=words) as refused:
-        edited(connection, old, edit)
+        edited(tables, old, edit)
 
     assert refused.value.field == field
     assert rows.states() == {old: ("parked", None)}
@@ -105,7 +106,7 @@ def test_headers_that_are_no_object_are_refused(text: str) -> None:
         parse_headers(text)
 
 
-def test_only_a_parked_row_that_waits_behind_no_other_is_edited(rows: Rows, connection: psycopg.Connection) -> None:
+def test_only_a_parked_row_that_waits_behind_no_other_is_edited(rows: Rows, tables: Tables) -> None:
     head = rows.parked()
     behind, pending, archived = rows.parked(behind=head), rows.pending("2"), rows.parked("3")
     rows.connection.execute("UPDATE outbox.message SET state = 'archived' WHERE id = %s", [archived])
@@ -113,45 +114,45 @@ def test_only_a_parked_row_that_waits_behind_no_other_is_edited(rows: Rows, conn
     edit = Edit(payload="{}")
 
     with pytest.raises(UsageError, match=f"is held behind {head}: choose that one"):
-        edited(connection, behind, edit)
+        edited(tables, behind, edit)
     with pytest.raises(NotFoundError, match="is not parked: it is pending"):
-        edited(connection, pending, edit)
+        edited(tables, pending, edit)
     with pytest.raises(UsageError, match="is archived"):
-        edited(connection, archived, edit)
+        edited(tables, archived, edit)
     with pytest.raises(UsageError, match="nothing is edited"):
-        edited(connection, head, Edit())
+        edited(tables, head, Edit())
 
     assert rows.states() == before
 
 
-def test_a_form_that_is_sent_twice_sends_one_copy(rows: Rows, connection: psycopg.Connection) -> None:
+def test_a_form_that_is_sent_twice_sends_one_copy(rows: Rows, tables: Tables) -> None:
     old, copy = rows.parked(), uuid.uuid4()
     edit = Edit(payload="{}")
-    edited(connection, old, edit, discard=False, message_id=copy)
+    edited(tables, old, edit, discard=False, message_id=copy)
 
     with pytest.raises(UsageError, match=f"message {copy} was sent already"):
-        edited(connection, old, edit, discard=False, message_id=copy)
+        edited(tables, old, edit, discard=False, message_id=copy)
 
     assert len(rows.states()) == 2
 
 
-def test_a_copy_of_a_copy_names_the_copy(rows: Rows, connection: psycopg.Connection) -> None:
-    first = edited(connection, rows.parked(), Edit(payload="{}"))
+def test_a_copy_of_a_copy_names_the_copy(rows: Rows, tables: Tables) -> None:
+    first = edited(tables, rows.parked(), Edit(payload="{}"))
     rows.connection.execute("UPDATE outbox.message SET state = 'parked', parked_at = now() WHERE id = %s", [first.id])
 
-    second = edited(connection, first.id, Edit(payload="[]"))
+    second = edited(tables, first.id, Edit(payload="[]"))
 
     assert read(rows, second.id)[11] == {"x-edit-of": str(first.message_id)}
 
 
-def test_a_failure_in_the_middle_leaves_neither_copy_nor_discard(rows: Rows, connection: psycopg.Connection) -> None:
+def test_a_failure_in_the_middle_leaves_neither_copy_nor_discard(rows: Rows, tables: Tables) -> None:
     old = rows.parked()
     rows.connection.execute(
         "ALTER TABLE outbox.operator_audit ADD CONSTRAINT no_discard CHECK (command <> 'parked discard')"
     )
 
     with pytest.raises(psycopg.errors.CheckViolation):
-        edited(connection, old, Edit(payload="{}"))
+        edited(tables, old, Edit(payload="{}"))
 
     assert rows.states() == {old: ("parked", None)}
     assert rows.connection.execute(AUDIT).fetchall() == []

@@ -14,6 +14,7 @@ from relay.operate.bulk import run_of, work_of
 from relay.operate.parked import work as parked
 from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import ParkedDone, order_rows, rows_not_found
+from relay.servers.postgres.tables import Tables
 
 
 def run_rows(connection: psycopg.Connection, job: Job, *, show: Show = lambda _: None) -> Job:
@@ -37,8 +38,8 @@ def change_rows(
     show: Show = lambda _: None,
 ) -> ParkedDone:
     """Order a job over parked rows, and run it to its end."""
-    not_found = rows_not_found(connection, "outbox", kind, selection)
-    job = order_rows(connection, "outbox", kind, selection, by=by, why=why, caution=caution)
+    not_found = rows_not_found(Tables(connection, "outbox"), kind, selection)
+    job = order_rows(Tables(connection, "outbox"), kind, selection, by=by, why=why, caution=caution)
     job = run_rows(connection, job, show=show)
     return ParkedDone(job.done, job.released, not_found, job.id, job.state)
 
@@ -55,7 +56,7 @@ def settings_of(connection: psycopg.Connection) -> Settings:
 
 def preview(connection: psycopg.Connection, schema: str, selection: ParkedSelection) -> ParkedDone:
     """Return what a retry would do."""
-    return parked.preview(connection, schema, Kind.RETRY, selection)
+    return parked.preview(Tables(connection, schema), Kind.RETRY, selection)
 
 
 def retry(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import psycopg
 from fastapi import Depends, Header
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,6 +21,7 @@ from relay.console.access.identity import RefusedError
 from relay.console.database import Database
 from relay.console.site import site_of
 from relay.errors import BusyError, OutboxError, PartlyDoneError
+from relay.servers.postgres.tables import Tables
 
 KEY = Annotated[
     str,
@@ -57,23 +58,23 @@ class Asked:
         self,
         by: str,
         kind: type[Any],
-        act: Callable[[psycopg.Connection], Any],
+        act: Callable[[Tables], Any],
         *,
         status: HTTPStatus = HTTPStatus.OK,
     ) -> Response:
         """Return the answer: what `act` returns, or what it has returned to an earlier request.
 
-        `act` gets a session that is in a transaction, and returns a value of the type `kind`.
+        `act` gets the tables in a session that is in a transaction, and returns a value of the type `kind`.
 
         Raises:
             RefusedError: the key came with another request.
             OutboxError: as `act`; nothing was done.
         """
-        with self.database.session() as connection, connection.transaction():
-            if (kept := self._claim(connection, by)) is not None:
+        with self.database.session() as tables, tables.transaction():
+            if (kept := self._claim(tables, by)) is not None:
                 return kept
-            body = _body(kind, act(connection))
-            self._keep(connection, by, body, status)
+            body = _body(kind, act(tables))
+            self._keep(tables, by, body, status)
         return _answer(status, body)
 
     def noted(self, by: str, kind: type[Any], act: Callable[[], Any]) -> Response:
@@ -83,26 +84,26 @@ class Asked:
             BusyError: an earlier request with this key has no answer: it is at work, or its console has died.
             RefusedError, OutboxError: as `in_transaction`.
         """
-        with self.database.session() as connection, connection.transaction():
-            if (kept := self._claim(connection, by)) is not None:
+        with self.database.session() as tables, tables.transaction():
+            if (kept := self._claim(tables, by)) is not None:
                 return kept
         try:
             body = _body(kind, act())
         except PartlyDoneError:
             raise  # the note stays: a repeat must not begin again unseen
         except OutboxError:
-            with self.database.session() as connection:
-                self._run(connection, GIVE_UP, by)
+            with self.database.session() as tables:
+                self._run(tables, GIVE_UP, by)
             raise
-        with self.database.session() as connection:
-            self._keep(connection, by, body)
+        with self.database.session() as tables:
+            self._keep(tables, by, body)
         return _answer(HTTPStatus.OK, body)
 
-    def _claim(self, connection: psycopg.Connection, by: str) -> Response | None:
-        self._run(connection, FORGET, by)
-        if self._run(connection, CLAIM, by).rowcount:
+    def _claim(self, tables: Tables, by: str) -> Response | None:
+        self._run(tables, FORGET, by)
+        if self._run(tables, CLAIM, by).rowcount:
             return None
-        request, status, body = self._run(connection, READ, by).fetchone() or (None, None, None)
+        request, status, body = self._run(tables, READ, by).fetchone() or (None, None, None)
         if request != self.digest:
             raise RefusedError(
                 HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: choose a new one"
@@ -114,12 +115,12 @@ class Asked:
             )
         return _answer(HTTPStatus(status), body or b"")
 
-    def _keep(self, connection: psycopg.Connection, by: str, body: bytes, status: HTTPStatus = HTTPStatus.OK) -> None:
-        self._run(connection, KEEP, by, status=int(status), body=body)
+    def _keep(self, tables: Tables, by: str, body: bytes, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._run(tables, KEEP, by, status=int(status), body=body)
 
-    def _run(self, connection: psycopg.Connection, statement: SQL, by: str, **more: Any) -> psycopg.Cursor[Any]:
+    def _run(self, tables: Tables, statement: SQL, by: str, **more: Any) -> psycopg.Cursor[Any]:
         values = {"by": by, "key": self.key, "request": self.digest, **more}
-        return connection.execute(statement.format(schema=Identifier(self.database.schema)), values)
+        return tables.execute(statement, values)
 
 
 async def _asked(request: Request, key: KEY) -> Asked:

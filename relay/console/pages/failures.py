@@ -122,8 +122,8 @@ def list_failures(
     """Show the groups of parked rows, of routes in quarantine, of held messages, and of dead letters once looked at."""
     queues = _queues(request, [queues_of(each)[1] for each in queue])
     looked_at = [group for each in queues if each.look and each.number for group in each.look.groups]
-    with database.session() as connection:
-        looked_at = with_retries(connection, database.schema, looked_at)
+    with database.session() as tables:
+        looked_at = with_retries(tables, looked_at)
     return page(
         request,
         "failures.html",
@@ -151,12 +151,12 @@ def show_failure(
 ) -> HTMLResponse:
     """Show a group with its first rows or letters, and what can be done."""
     look = next((each for each in site_of(request).looks.latest.values() if group in each.first), None)
-    with database.session() as connection:
-        groups = with_retries(connection, database.schema, look.groups) if look else counted.groups
+    with database.session() as tables:
+        groups = with_retries(tables, look.groups) if look else counted.groups
         found = read_group(groups, group)
         first = ParkedSelection(group=group, limit=SHOWN)
         is_parked = found.source is Where.PARKED
-        rows = first_parked(connection, database.schema, first, with_held=False) if is_parked else []
+        rows = first_parked(tables, first, with_held=False) if is_parked else []
     return page(
         request,
         "failure.html",

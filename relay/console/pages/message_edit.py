@@ -98,17 +98,14 @@ def edit(
 ) -> Response:
     """Edit a parked row in a form, see what changed, and send it as a new message."""
     (named,) = row_ids([row])
-    with database.session() as connection:
-        found = read_message(connection, database.schema, named)
-        message, head = found.message, head_of(connection, database.schema, found.message)
+    with database.session() as tables:
+        found = read_message(tables, named)
+        message, head = found.message, head_of(tables, found.message)
         if head is None:
             raise UsageError(
-                f"message {message.message_id} cannot be edited:"
-                f" {whereabouts(connection, database.schema, [message.id])[message.id]}"
+                f"message {message.message_id} cannot be edited: {whereabouts(tables, [message.id])[message.id]}"
             )
-        content = reveal_message(
-            connection, database.schema, found, by=who.name, why=form.why or None, length=EDITABLE, is_noted_once=True
-        )
+        content = reveal_message(tables, found, by=who.name, why=form.why or None, length=EDITABLE, is_noted_once=True)
     old = Editable.of(message, content)
     if form.act == "open":
         form = EditForm(payload=old.payload, headers=old.headers, why=form.why, message_id=uuid4())

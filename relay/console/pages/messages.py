@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 from uuid import UUID
 
-import psycopg
 from fastapi import APIRouter, Form, Path, Query
 from pydantic import BaseModel, ConfigDict, StringConstraints, field_validator
 from starlette.requests import Request
@@ -53,6 +52,7 @@ from relay.operate.routes.quarantine import route_group
 from relay.operate.sent.moment import parse_interval
 from relay.operate.sent.selection import now
 from relay.runtime.scrub import scrub
+from relay.servers.postgres.tables import Tables
 
 router = APIRouter()
 
@@ -133,10 +133,10 @@ def list_messages(
 ) -> HTMLResponse:
     """Show a page of messages."""
     words, found = "", None
-    with database.session() as connection:
+    with database.session() as tables:
         try:
-            wanted = filters.search(now(connection))
-            found = search(connection, database.schema, wanted, after=filters.after or None)
+            wanted = filters.search(now(tables.connection))
+            found = search(tables, wanted, after=filters.after or None)
         except UsageError as error:
             words = str(error)
     return page(
@@ -151,11 +151,11 @@ def show_message(
 ) -> HTMLResponse:
     """Show one message by its id or message id, wherever it is, without what it says."""
     (named,) = row_ids([row])
-    with database.session() as connection:
-        found = find_message(connection, database.schema, named, _place(at), after=after or None)
+    with database.session() as tables:
+        found = find_message(tables, named, _place(at), after=after or None)
         if isinstance(found, NotLocated):
             return _missing(request, named, found)
-        values = _values(request, connection, found, who)
+        values = _values(request, tables, found, who)
     return page(request, "message.html", **values, seen=_seen(values), content=None)
 
 
@@ -163,11 +163,11 @@ def show_message(
 def news(request: Request, database: Sessions, who: Viewer, *, row: Row, at: str = "", seen: str = "") -> Response:
     """Return the parts of a message's page that are not as the browser has `seen` them; 204 when all are."""
     (named,) = row_ids([row])
-    with database.session() as connection:
-        found = find_message(connection, database.schema, named, _place(at), seconds=NEWS_WITHIN)
+    with database.session() as tables:
+        found = find_message(tables, named, _place(at), seconds=NEWS_WITHIN)
         if isinstance(found, NotLocated):
             return Response(status_code=HTTPStatus.NO_CONTENT)
-        values = _values(request, connection, found, who)
+        values = _values(request, tables, found, who)
     current = _seen(values)
     known = seen.split("-")
     changed = [part for part, digest in zip(PARTS, current.split("-"), strict=True) if digest not in known]
@@ -182,10 +182,10 @@ def reveal(
 ) -> HTMLResponse:
     """Show what a message says; the audit notes who has read it."""
     (named,) = row_ids([row])
-    with database.session() as connection:
-        found = read_message(connection, database.schema, named, _place(at))
-        content = reveal_message(connection, database.schema, found, by=who.name, why=why or None)
-        values = _values(request, connection, found, who)
+    with database.session() as tables:
+        found = read_message(tables, named, _place(at))
+        content = reveal_message(tables, found, by=who.name, why=why or None)
+        values = _values(request, tables, found, who)
     return page(
         request, "message.html", **values, seen=_seen(values), content=_shown(found.message, content),
         headers=indented(content.headers or ""), why=why,
@@ -196,12 +196,12 @@ def reveal(
 def download(database: Sessions, who: Operator, *, row: Row, at: At = "", why: FormWords = "") -> Response:
     """Return the payload of a message as a file; the audit notes who has read it."""
     (named,) = row_ids([row])
-    with database.session() as connection:
-        found = read_message(connection, database.schema, named, _place(at))
+    with database.session() as tables:
+        found = read_message(tables, named, _place(at))
         message = found.message
         if (size := message.payload_bytes or 0) > DOWNLOADED:
             raise UsageError(f"the payload has {size:,} bytes, and a download at most {DOWNLOADED:,}: read it by psql")
-        content = reveal_message(connection, database.schema, found, by=who.name, why=why or None, length=2**31 - 1)
+        content = reveal_message(tables, found, by=who.name, why=why or None, length=2**31 - 1)
     body = content.payload.encode() if content.payload is not None else content.payload_bytes or b""
     kind, ending = ("application/json", "json") if message.is_json else ("application/octet-stream", "bin")
     named_file = f'attachment; filename="message-{message.message_id}.{ending}"'
@@ -214,12 +214,10 @@ def change(
 ) -> Response:
     """Order a job over this one parked or archived row; the page follows it."""
     (named,) = row_ids([row])
-    with database.session() as connection:
-        message = read_message(connection, database.schema, named).message
+    with database.session() as tables:
+        message = read_message(tables, named).message
         if kind not in CHANGES.get(message.state, ()):
-            raise UsageError(
-                f"message {message.message_id}: {whereabouts(connection, database.schema, [named])[named]}"
-            )
+            raise UsageError(f"message {message.message_id}: {whereabouts(tables, [named])[named]}")
     who.require(ROLES[kind])
     if not why and kind is not Kind.RETRY:
         raise UsageError(f"say why: the audit keeps it with the message that you {kind}")
@@ -244,8 +242,8 @@ def change_letter(
 ) -> Response:
     """Order a job over the dead letter of this message."""
     (named,) = row_ids([row])
-    with database.session() as connection:
-        message = read_message(connection, database.schema, named, _place(at)).message
+    with database.session() as tables:
+        message = read_message(tables, named, _place(at)).message
     who.require(ROLES[kind])
     if not why:
         raise UsageError(f"say why: the audit keeps it with the letter that you {kind}")
@@ -257,26 +255,26 @@ def change_letter(
 def probe(site: Here, database: Sessions, who: Operator, row: Row) -> Response:
     """Ask the relays to try now the route that this row waits for."""
     (named,) = row_ids([row])
-    with database.session() as connection:
-        message = read_message(connection, database.schema, named).message
+    with database.session() as tables:
+        message = read_message(tables, named).message
     if message.quarantine is not None:  # else it has gone on by now
         site.do(quarantine.probe, quarantine.Probe(routes=(message.quarantine,)), who)
     return _back(message)
 
 
-def _values(request: Request, connection: psycopg.Connection, found: Located, who: Identity) -> dict[str, Any]:
+def _values(request: Request, tables: Tables, found: Located, who: Identity) -> dict[str, Any]:
     """Return what the templates of a message's page take."""
     site, message = site_of(request), found.message
-    schema, is_writable = site.database.schema, not site.settings.console.read_only
+    is_writable = not site.settings.console.read_only
     dead = site.looks.of_message(str(message.message_id))
     can_change = is_writable and who.role.includes(Role.OPERATOR)
-    head, route = head_of(connection, schema, message), read_awaited_route(connection, schema, message)
+    head, route = head_of(tables, message), read_awaited_route(tables, message)
     kinds = CHANGES.get(message.state, ()) if can_change and (head or message.state is MessageState.ARCHIVED) else ()
     return {
         "message": message,
         "at": str(found.place or ""),
         "others": found.others,
-        "steps": _steps(site, message, read_audit(connection, schema, message), dead),
+        "steps": _steps(site, message, read_audit(tables, message), dead),
         "head": head,
         "route": route,
         "group": message.group or (_group_of(route) if route else None),
@@ -294,11 +292,11 @@ def _seen(values: dict[str, Any]) -> str:
     return "-".join(hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12] for text in texts)
 
 
-def head_of(connection: psycopg.Connection, schema: str, message: FoundMessage) -> Parked | None:
+def head_of(tables: Tables, message: FoundMessage) -> Parked | None:
     """Return the parked row, unless it only waits behind another one."""
     if message.state is not MessageState.PARKED:
         return None
-    rows = first_parked(connection, schema, ParkedSelection(ids=[message.id], limit=1), with_held=False)
+    rows = first_parked(tables, ParkedSelection(ids=[message.id], limit=1), with_held=False)
     return rows[0] if rows else None
 
 
@@ -313,8 +311,8 @@ def _missing(request: Request, named: int | UUID, found: NotLocated) -> HTMLResp
         site = site_of(request)
         steps = _of_letters(site.looks.of_message(str(named)))
         try:
-            with site.inbox.session() as connection:
-                steps += _of_held(read_held(connection, site.inbox.schema, named))
+            with site.inbox.session() as tables:
+                steps += _of_held(read_held(tables, named))
         except OutboxError as error:
             steps.append(Step("warning", "what consumers hold is not known", None, scrub(str(error))))
     return page(request, "message_missing.html", code=404, named=named, found=found, steps=steps)
@@ -354,8 +352,8 @@ def _of_outbox(message: FoundMessage) -> list[Step]:
 def _of_consumers(site: Site, message: FoundMessage, dead: Sequence[tuple[Look, Group]]) -> list[Step]:
     steps = _of_letters(dead)
     try:
-        with site.inbox.session() as connection:
-            outcome = read_outcome(connection, site.inbox.schema, message)
+        with site.inbox.session() as tables:
+            outcome = read_outcome(tables, message)
     except OutboxError as error:
         return [*steps, Step("warning", "what consumers have done with it is not known", None, scrub(str(error)))]
     steps += [Step("ok", f"applied by {each.consumer}", each.at) for each in outcome.applied]

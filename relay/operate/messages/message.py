@@ -1,20 +1,17 @@
 """One message in any state: its row, what it says, and what became of it."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
-import psycopg
-from psycopg.rows import class_row
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.consume.message import id_of_writer
 from relay.errors import NotFoundError
 from relay.operate.messages.look import FoundPage, MessageState, Place, Search, of_day, rows_that_wait, search
 from relay.operate.messages.whereabouts import RowId
+from relay.servers.postgres.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +125,7 @@ TRIES = 3  # of a row that moves on while it is read
 
 
 def find_message(
-    connection: psycopg.Connection,
-    schema: str,
+    tables: Tables,
     row: RowId,
     place: Place | None = None,
     *,
@@ -143,13 +139,13 @@ def find_message(
         after: where an earlier search has ended.
         seconds: how long sent rows are searched, from the newest on; else `LOOK_FOR`.
     """
-    if place is not None and (message := _read(connection, schema, row, place)):
+    if place is not None and (message := _read(tables, row, place)):
         return Located(message, place)
     ends, tries = time.monotonic() + (LOOK_FOR if seconds is None else seconds), 0
     while True:
-        page = search(connection, schema, Search(row=row), after=after)
+        page = search(tables, Search(row=row), after=after)
         for line in page.lines[:1]:
-            if message := _read(connection, schema, line.id, line.place):
+            if message := _read(tables, line.id, line.place):
                 return Located(message, line.place, tuple(other.id for other in page.lines[1:]))
             tries, page = tries + 1, FoundPage([], None)
         after = page.next
@@ -157,21 +153,20 @@ def find_message(
             return NotLocated(page.looked_until, after)
 
 
-def read_message(connection: psycopg.Connection, schema: str, row: RowId, place: Place | None = None) -> Located:
+def read_message(tables: Tables, row: RowId, place: Place | None = None) -> Located:
     """Return what `find_message` finds.
 
     Raises:
         NotFoundError: no row of this id was found.
     """
-    found = find_message(connection, schema, row, place)
+    found = find_message(tables, row, place)
     if isinstance(found, NotLocated):
         raise NotFoundError(f"message {row} is not here: look for it by its message id")
     return found
 
 
 def reveal_message(
-    connection: psycopg.Connection,
-    schema: str,
+    tables: Tables,
     found: Located,
     *,
     by: str,
@@ -187,35 +182,30 @@ def reveal_message(
     Raises:
         NotFoundError: the row is not there any more.
     """
-    rows = _rows(schema, found.message.id, found.place)
-    with connection.transaction(), connection.cursor(row_factory=class_row(Content)) as cursor:
-        note_reveal(connection, schema, str(found.message.id), by=by, why=why, once=is_noted_once)
-        content = cursor.execute(READ_CONTENT.format(rows=rows, length=length)).fetchone()
+    rows = _rows(tables, found.message.id, found.place)
+    with tables.transaction():
+        note_reveal(tables, str(found.message.id), by=by, why=why, once=is_noted_once)
+        content = tables.row(Content, READ_CONTENT, rows=rows, length=length)
         if content is None:
             raise NotFoundError(f"message {found.message.message_id} has just moved on: load the page again")
     return content
 
 
-def note_reveal(
-    connection: psycopg.Connection, schema: str, target: str, *, by: str, why: str | None = None, once: bool = False
-) -> None:
+def note_reveal(tables: Tables, target: str, *, by: str, why: str | None = None, once: bool = False) -> None:
     """Note who reads what a message says: the row of this id, or what is in a queue."""
-    values = {"by": by, "target": target, "why": why, "once": once}
-    connection.execute(AUDIT.format(schema=Identifier(schema)), values)
+    tables.execute(AUDIT, {"by": by, "target": target, "why": why, "once": once})
 
 
-def _read(connection: psycopg.Connection, schema: str, row: RowId, place: Place | None) -> FoundMessage | None:
-    statement = READ.format(schema=Identifier(schema), rows=_rows(schema, row, place), edit_of=EDIT_OF)
-    with connection.cursor(row_factory=class_row(FoundMessage)) as cursor:
-        return cursor.execute(statement).fetchone()
+def _read(tables: Tables, row: RowId, place: Place | None) -> FoundMessage | None:
+    return tables.row(FoundMessage, READ, rows=_rows(tables, row, place), edit_of=EDIT_OF)
 
 
-def _rows(schema: str, row: RowId, place: Place | None) -> Composed:
+def _rows(tables: Tables, row: RowId, place: Place | None) -> Composed:
     """Return the part of a FROM by which a row is found at once, as `row`."""
     if place is None:
-        return SQL("({}) AS row").format(rows_that_wait(schema, row))
-    return AT_PLACE.format(
-        schema=Identifier(schema),
+        return SQL("({}) AS row").format(rows_that_wait(tables, row))
+    return tables.sql(
+        AT_PLACE,
         of_day=of_day(place.day),
         place=f"({place.block},{place.line})",
         column=Identifier("id" if isinstance(row, int) else "message_id"),
@@ -235,13 +225,11 @@ class AwaitedRoute:
 READ_ROUTE = SQL("SELECT exchange, reason, paused_at FROM {schema}.quarantine WHERE id = {route}")
 
 
-def read_awaited_route(connection: psycopg.Connection, schema: str, message: FoundMessage) -> AwaitedRoute | None:
+def read_awaited_route(tables: Tables, message: FoundMessage) -> AwaitedRoute | None:
     """Return the route that a message waits for, without a count of its rows; None if it waits for no route."""
     if message.state is not MessageState.QUARANTINED or message.quarantine is None:
         return None
-    statement = READ_ROUTE.format(schema=Identifier(schema), route=message.quarantine)
-    with connection.cursor(row_factory=class_row(AwaitedRoute)) as cursor:
-        return cursor.execute(statement).fetchone()
+    return tables.row(AwaitedRoute, READ_ROUTE, route=message.quarantine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,23 +308,19 @@ AUDITED = SQL("""
 """)
 
 
-def read_outcome(connection: psycopg.Connection, schema: str, message: FoundMessage) -> Handling:
+def read_outcome(tables: Tables, message: FoundMessage) -> Handling:
     """Return what became of a message after the relay, as the database of an inbox knows."""
-    names = {
-        "schema": Identifier(schema),
-        "day": Literal(message.created_at.astimezone(UTC).date().isoformat()),
-        "inbox_ids": Literal(_inbox_ids(message)),
-    }
+    day = Literal(message.created_at.astimezone(UTC).date().isoformat())
+    inbox_ids = Literal(_inbox_ids(message))
     return Handling(
-        applied=_all(connection, APPLIED.format(**names), AppliedBy),
-        held=_all(connection, HELD.format(**names), HeldBack),
+        applied=tables.rows(AppliedBy, APPLIED, day=day, inbox_ids=inbox_ids),
+        held=tables.rows(HeldBack, HELD, inbox_ids=inbox_ids),
     )
 
 
-def read_held(connection: psycopg.Connection, schema: str, message_id: UUID) -> list[HeldBack]:
+def read_held(tables: Tables, message_id: UUID) -> list[HeldBack]:
     """Return which consumers hold a message of which no row is known."""
-    statement = HELD.format(schema=Identifier(schema), inbox_ids=Literal([message_id]))
-    return _all(connection, statement, HeldBack)
+    return tables.rows(HeldBack, HELD, inbox_ids=Literal([message_id]))
 
 
 def _inbox_ids(message: FoundMessage) -> list[UUID]:
@@ -345,13 +329,6 @@ def _inbox_ids(message: FoundMessage) -> list[UUID]:
     return [message.message_id, *by_writer]
 
 
-def read_audit(connection: psycopg.Connection, schema: str, message: FoundMessage) -> list[Audited]:
+def read_audit(tables: Tables, message: FoundMessage) -> list[Audited]:
     """Return what operators have done with a message."""
-    names = {"schema": Identifier(schema), "text": Literal(str(message.message_id)), "id": Literal(str(message.id))}
-    return _all(connection, AUDITED.format(**names), Audited)
-
-
-def _all(connection: psycopg.Connection, statement: Composed, kind: type[Any]) -> list[Any]:
-    with connection.cursor(row_factory=class_row(kind)) as cursor:
-        found: Sequence[Any] = cursor.execute(statement).fetchall()
-    return list(found)
+    return tables.rows(Audited, AUDITED, text=Literal(str(message.message_id)), id=Literal(str(message.id)))

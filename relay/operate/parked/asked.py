@@ -146,26 +146,26 @@ def list_(at: Servers, asked: ListParked) -> ParkedPage:
     """List parked rows."""
     selection, after = asked.selection(asked.limit), read_cursor(ROWS, asked.cursor) or 0
     state = ARCHIVED if asked.archived else PARKED
-    with at.connect(None) as connection:
-        rows, total = list_parked(connection, at.schema, selection, with_held=asked.held, state=state, after=after)
+    with at.connect(None) as tables:
+        rows, total = list_parked(tables, selection, with_held=asked.held, state=state, after=after)
     return ParkedPage(rows=rows, total=total, next=next_cursor(ROWS, [row.id for row in rows], asked.limit))
 
 
 @operation("parked.preview", "GET /parked/preview", Role.VIEWER)
 def preview(at: Servers, asked: PreviewParked) -> ParkedDone:
     """Count exactly what a job of this kind would do now."""
-    with at.connect(BULK_TIMEOUT) as connection:
-        return count_changed(connection, at.schema, asked.kind, asked.selection(asked.limit))
+    with at.connect(BULK_TIMEOUT) as tables:
+        return count_changed(tables, asked.kind, asked.selection(asked.limit))
 
 
 @operation("parked.reveal", "POST /parked/{row}/reveal", Role.OPERATOR)
 def reveal(at: Servers, asked: RevealParked) -> ParkedMessage:
     """Show one parked or discarded row with its payload, whose bytes are base64; the audit notes who read it."""
     (named,) = row_ids([asked.row])
-    with at.connect(None) as connection, connection.transaction():
-        shown = show_parked(connection, at.schema, named, length=2**31 - 1 if asked.full else FIRST_PART)
+    with at.connect(None) as tables, tables.transaction():
+        shown = show_parked(tables, named, length=2**31 - 1 if asked.full else FIRST_PART)
         if at.by_console:  # who has the database's password reads the table without a note, too
-            note_reveal(connection, at.schema, str(shown.id), by=at.by, why=asked.reason)
+            note_reveal(tables, str(shown.id), by=at.by, why=asked.reason)
     return shown
 
 
@@ -197,10 +197,9 @@ def restore(at: Servers, asked: ChangeParked) -> Ordered:
 def edit(at: Servers, asked: EditParked) -> Edited:
     """Send an edited copy of a row as a new message that names the old one; discard that, or leave it parked."""
     (named,) = row_ids([asked.row])
-    with at.connect(BULK_TIMEOUT) as connection:
+    with at.connect(BULK_TIMEOUT) as tables:
         return send_edited(
-            connection,
-            at.schema,
+            tables,
             named,
             asked.edit,
             discard=asked.discard,
@@ -223,16 +222,9 @@ def _order(at: Servers, kind: Kind, asked: ChangeParked) -> Ordered:
     """Write down a job."""
     selection, caution = asked.selection(asked.limit), asked.caution()
     check_choice(is_filtered=not selection.is_everything, is_all=asked.all)
-    with at.connect(BULK_TIMEOUT) as connection:
-        not_found = rows_not_found(connection, at.schema, kind, selection)
+    with at.connect(BULK_TIMEOUT) as tables:
+        not_found = rows_not_found(tables, kind, selection)
         job = order_rows(
-            connection,
-            at.schema,
-            kind,
-            selection,
-            by=at.by,
-            why=asked.why.strip() or None,
-            caution=caution,
-            by_console=at.by_console,
+            tables, kind, selection, by=at.by, why=asked.why.strip() or None, caution=caution, by_console=at.by_console
         )
     return Ordered(job, not_found)

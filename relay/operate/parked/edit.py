@@ -10,12 +10,12 @@ from typing import Any, Literal, NoReturn, Protocol
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 
 from relay.errors import UsageError
 from relay.jobs.job import Kind
 from relay.operate.messages.whereabouts import RowId
-from relay.operate.parked.read import PARKED, ParkedSelection, composed, scalar, show_parked
+from relay.operate.parked.read import PARKED, ParkedSelection, composed, show_parked
 from relay.operate.parked.work import (
     DISCARD_HEADS,
     FATES,
@@ -28,6 +28,7 @@ from relay.operate.parked.work import (
 from relay.outbox.errors import EventError, HeaderError
 from relay.outbox.event import Event
 from relay.outbox.row import OTHER_BYTES, NewRow, row_of
+from relay.servers.postgres.tables import Tables
 
 BYTES = "application/octet-stream"  # what a row with bytes and without a content type is
 UNCHANGED = "nothing is edited: `relay parked retry` sends the row as it is"
@@ -133,8 +134,7 @@ def check_edit(old: Addressed, edit: Edit, *, is_json: bool, most_bytes: int) ->
 
 
 def send_edited(
-    connection: psycopg.Connection,
-    schema: str,
+    tables: Tables,
     row: RowId,
     edit: Edit,
     *,
@@ -153,12 +153,12 @@ def send_edited(
         EditRefusedError: see `check_edit`.
         UsageError: the row is not parked, waits behind another one, or was sent with this `message_id`.
     """
-    with connection.transaction():
-        connection.execute(TAKE_LOCK.format(name=f"{schema}.park"))
-        old = show_parked(connection, schema, row, length=1)
+    with tables.transaction():
+        tables.execute(TAKE_LOCK, name=f"{tables.schema}.park")
+        old = show_parked(tables, row, length=1)
         if old.state != PARKED:
             raise UsageError(f"{row} is {old.state}: an edited copy is sent of a parked row")
-        if reasons := rows_not_found(connection, schema, Kind.DISCARD, ParkedSelection(ids=[old.id])):
+        if reasons := rows_not_found(tables, Kind.DISCARD, ParkedSelection(ids=[old.id])):
             raise UsageError(reasons[0])
         new = check_edit(old, edit, is_json=old.payload is not None, most_bytes=most_bytes)
         copy = message_id or uuid4()
@@ -172,22 +172,22 @@ def send_edited(
             "why": why,
         }
         try:
-            made = scalar(connection, SEND_EDITED.format(schema=Identifier(schema)), values)
+            (made,) = tables.one(SEND_EDITED, values)
         except psycopg.errors.UniqueViolation:
             raise UsageError(f"message {copy} was sent already: an edit is sent once") from None
-        released = _discard(connection, schema, old.id, copy, by=by, why=why) if discard else 0
+        released = _discard(tables, old.id, copy, by=by, why=why) if discard else 0
     return Edited(made, copy, old.message_id, old.id, discard, released)
 
 
-def _discard(connection: psycopg.Connection, schema: str, row: int, copy: UUID, *, by: str, why: str) -> int:
+def _discard(tables: Tables, row: int, copy: UUID, *, by: str, why: str) -> int:
     """Discard the old row as a job does, and return how many rows go from behind it."""
     values = {"heads": [row], "by": by, "why": why, "job": None}
-    fates = composed(schema, FATES)
-    connection.execute(composed(schema, HOLD_BEHIND_REMAINING, fates=fates), values)
-    released = connection.execute(composed(schema, RELEASE, fates=fates), values).rowcount
+    fates = composed(tables.schema, FATES)
+    tables.execute(HOLD_BEHIND_REMAINING, values, fates=fates)
+    released = tables.execute(RELEASE, values, fates=fates).rowcount
     words = {"words": f"discarded by {by}, sent again as {copy}: {why}"}
-    connection.execute(DISCARD_HEADS.format(schema=Identifier(schema)), values | words)
-    connection.execute(RING.format(name=f"{schema}.doorbell"))
+    tables.execute(DISCARD_HEADS, values | words)
+    tables.execute(RING, name=f"{tables.schema}.doorbell")
     return released
 
 
