@@ -40,7 +40,8 @@ REVOKE INSERT ON outbox.job, outbox.operator_audit, outbox.dead_letter_audit, ou
 REVOKE EXECUTE ON FUNCTION outbox.ensure_sent_days(date, integer), outbox.ensure_inbox_days(date, integer),
     outbox.drop_sent_day(date, boolean, boolean), outbox.drop_inbox_day(date, boolean), outbox.note_parked(),
     outbox.forget_failures(integer), outbox.forget_batches(integer, boolean),
-    outbox.give_up_batch(text, bigint, text, text), outbox.guard_batch(), outbox.note_released() FROM PUBLIC;
+    outbox.give_up_batch(text, bigint, text, text), outbox.guard_batch(), outbox.note_released(),
+    outbox.send_edited(bigint, uuid, json, bytea, jsonb, text, text) FROM PUBLIC;
 
 -- Writers: new rows, and these are pending, since `state` and what the relay writes are not theirs to name.
 GRANT INSERT (
@@ -89,6 +90,8 @@ GRANT SELECT, INSERT, DELETE ON outbox.lane_pause TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON outbox.published TO outbox_relay;
 GRANT SELECT ON outbox.batch, outbox.migration TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox.give_up_batch(text, bigint, text, text) TO outbox_relay; -- relay batches give-up
+GRANT EXECUTE ON FUNCTION outbox.send_edited(bigint, uuid, json, bytea, jsonb, text, text)
+    TO outbox_relay; -- relay parked edit
 GRANT SELECT ON outbox.archived_day TO outbox_relay; -- the metric of days that are not archived
 GRANT SELECT ON outbox.job TO outbox_relay;
 GRANT INSERT (kind, source, made_by, why, filter, to_exchange, routing_key, selected, rate, stages, stop_when_failing)
@@ -132,6 +135,7 @@ GRANT SELECT ON SEQUENCE outbox.message_id_seq TO outbox_console;
 GRANT EXECUTE ON FUNCTION outbox.sent(timestamp with time zone, timestamp with time zone) TO outbox_console;
 GRANT SELECT ON outbox.node, outbox.published, outbox.batch, outbox.migration, outbox.archived_day TO outbox_console;
 GRANT EXECUTE ON FUNCTION outbox.give_up_batch(text, bigint, text, text) TO outbox_console;
+GRANT EXECUTE ON FUNCTION outbox.send_edited(bigint, uuid, json, bytea, jsonb, text, text) TO outbox_console;
 GRANT SELECT, INSERT, UPDATE ON outbox.quarantine TO outbox_console;
 GRANT SELECT ON outbox.quarantine_released TO outbox_console; -- a trigger writes it
 GRANT SELECT, INSERT, DELETE ON outbox.lane_pause TO outbox_console;

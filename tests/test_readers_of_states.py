@@ -31,6 +31,7 @@ ALLOWED = {
     ("relay/operate/latency.py", "a partition"): BLOCKS,
     ("relay/operate/messages/look.py", "SELECT"): BLOCKS,
     ("relay/operate/messages/look.py", "a partition"): BLOCKS,
+    ("relay/operate/messages/message.py", "SELECT"): BLOCKS,
     ("relay/operate/routes/quarantine.py", "UPDATE"): CHANGES,
     ("relay/operate/routes/work.py", "UPDATE"): CHANGES,
     ("relay/operate/parked/work.py", "UPDATE"): CHANGES,

@@ -14,7 +14,7 @@ operator_audit while its rows are checked, an instant for a million.
 from alembic import op
 
 revision = "0030"
-down_revision = "0028"
+down_revision = "0029"
 branch_labels = None
 depends_on = None
 oldest_release = "0.1.0"

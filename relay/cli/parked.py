@@ -3,11 +3,12 @@
 import base64
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter, validators
 
-from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_excerpt
+from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_excerpt, show_loss
 from relay.cli.exit_code import ExitCode, exit_code
 from relay.cli.job_runs import (
     Careful,
@@ -20,11 +21,14 @@ from relay.cli.job_runs import (
 from relay.cli.operations import Operations, RemoteDatabaseOptions
 from relay.cli.options import DryRun, FailureGroup, MessageFilters, Output, check_choice
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
+from relay.errors import UsageError
 from relay.jobs.job import Caution, Kind
 from relay.observe.printable import utc
+from relay.operate.messages.text import changes, indented, shown
 from relay.operate.messages.whereabouts import row_ids
 from relay.operate.parked import asked as parked
 from relay.operate.parked.asked import RetryParked
+from relay.operate.parked.edit import Edit, parse_headers
 from relay.operate.parked.read import Parked, ParkedMessage
 from relay.operate.parked.work import ParkedDone
 
@@ -34,7 +38,7 @@ LIST_COLUMNS = (
 
 LISTED = 100  # rows, unless --limit says otherwise
 
-app = App(name="parked", help="See, retry, archive or discard what could not be delivered.")
+app = App(name="parked", help="See, retry, edit, archive or discard what could not be delivered.")
 
 
 @Parameter(name="*")
@@ -140,6 +144,104 @@ def discard_(
     if not consent.is_given(lambda: _loss(operations, asked)):
         return ExitCode.FAILED
     return _change(options, Kind.DISCARD, asked, consent, output=output)
+
+
+@app.command
+def edit(
+    row: Annotated[str, Parameter(help="Its id or message id.")],
+    /,
+    *,
+    options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
+    payload: Annotated[Path | None, Parameter(help="A file with the new payload; else it stays.")] = None,
+    headers: Annotated[
+        Path | None, Parameter(help="A file with all headers, as a JSON object; else they stay.")
+    ] = None,
+    discard: Annotated[
+        bool, Parameter(help="Discard the old row; else it stays parked, and may hold up the copy.")
+    ] = False,
+    consent: Consent = Consent(),
+    output: Output = "text",
+) -> ExitCode:
+    """Send an edited copy of a parked row, as a new message behind all others of its key that names the old one."""
+    row_ids([row])
+    changed = _edit(payload, headers)
+    consent.check()
+    operations = options.operations()
+    asked = parked.EditParked.model_construct(
+        row=row,
+        payload=changed.payload if isinstance(changed.payload, str) else None,
+        payload_bytes=changed.payload if isinstance(changed.payload, bytes) else None,
+        headers=changed.headers,
+        discard=discard,
+        why=consent.reason,
+    )
+    what = f"send an edited copy of {row}{' and discard it' if discard else ''}"
+    if consent.dry_run:
+        show_loss(Loss(what))
+        _show_changes(operations, row, changed)
+        return ExitCode.DONE
+    if not consent.is_given(lambda: _loss_of_edit(operations, row, changed, what)):
+        return ExitCode.FAILED
+    done = operations.do(parked.edit, asked, by=consent.operator)
+    if output == "json":
+        print_json(done)
+    else:
+        released = f", {counted(done.released, 'row')} behind it released" if done.discarded else ""
+        old = f"{done.old_id} is discarded{released}" if done.discarded else f"{done.old_id} stays parked"
+        say(f"sent as {done.id}, message id {done.message_id}; {old}")
+    return ExitCode.DONE
+
+
+def _edit(payload: Path | None, headers: Path | None) -> Edit:
+    """Return what the files have.
+
+    Raises:
+        UsageError: there is no file, it cannot be read, or the headers are no JSON object.
+    """
+    if payload is None and headers is None:
+        raise UsageError("give --payload, --headers, or both: `relay parked retry` sends the row as it is")
+    body = None if payload is None else _read("--payload", payload)
+    said = None if headers is None else parse_headers(_text(_read("--headers", headers)) or "")
+    return Edit(payload=body if body is None else _text(body) or body, headers=said)
+
+
+def _read(flag: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{flag} {file}: {error.strerror}") from None
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _loss_of_edit(operations: Operations, row: str, changed: Edit, what: str) -> Loss:
+    _show_changes(operations, row, changed)
+    return Loss(what)
+
+
+def _show_changes(operations: Operations, row: str, changed: Edit) -> None:
+    """Print the lines that differ on stderr, out of the way of a pipe."""
+    old = operations.do(parked.reveal, parked.RevealParked.model_construct(row=row, full=True, why="to edit it"))
+    if changed.headers is not None:
+        before, after = (json.dumps(each or {}, ensure_ascii=False) for each in (old.headers, changed.headers))
+        _show_lines("headers", indented(before), indented(after))
+    if changed.payload is not None:
+        body = changed.payload if isinstance(changed.payload, bytes) else changed.payload.encode()
+        text = changed.payload if isinstance(changed.payload, str) and old.payload is not None else None
+        said = shown(old.payload, old.payload_bytes, is_whole=True)
+        _show_lines("payload", said.text, shown(text, body, is_whole=True).text)
+
+
+def _show_lines(name: str, before: str, after: str) -> None:
+    lines = changes(before, after)
+    aside(f"{name}: {'what changes' if lines else 'the values stay'}")
+    for line in lines:
+        aside(line)
 
 
 @app.command

@@ -30,7 +30,7 @@ class Role(StrEnum):
 
     VIEWER = "viewer"  # see figures, states and errors, but not what messages say
     OPERATOR = "operator"  # reveal what messages say; retry, reroute, pause and resume
-    OWNER = "owner"  # discard, drop, and declare what relay.toml lists
+    OWNER = "owner"  # discard, drop, send what was edited, and declare what relay.toml lists
 
     def includes(self, other: "Role") -> bool:
         """Whether this role may do what the other may."""

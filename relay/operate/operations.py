@@ -22,6 +22,7 @@ OPERATIONS: dict[str, tuple[Operation[Any, Any], ...]] = {
         parked.discard,
         parked.archive,
         parked.restore,
+        parked.edit,
     ),
     "quarantine": (
         quarantine.list_,

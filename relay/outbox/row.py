@@ -17,6 +17,7 @@ from relay.outbox.headers import headers_text
 
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024  # the default of relay.max_message_bytes: the relay sends no larger one
 MAX_TEXT_BYTES = 255  # the limit of AMQP's short string, and of the table's checks
+OTHER_BYTES = "other bytes need a content_type, as application/octet-stream"
 MAX_PATH_DEPTH = 256  # orjson's limit is 254; a payload that contains itself would have no end
 
 
@@ -243,7 +244,7 @@ def _name(key: object) -> str:
 
 
 def _not_json(event: Event, why: str) -> PayloadError:
-    return PayloadError(event, f"is not JSON ({why}); other bytes need a content_type, as application/octet-stream")
+    return PayloadError(event, f"is not JSON ({why}); {OTHER_BYTES}")
 
 
 def _kind(value: object) -> str:

@@ -18,6 +18,7 @@ FLAGS = {
     "--command", "--job", "--rows",
     # what to do, and by whom
     "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--stages",
+    "--payload", "--headers", "--discard",
     "--stop-when-failing", "--overwrite", "--trace", "--folder",
     "--keep", "--keep-batches", "--keep-inbox", "--sql", "--check", "--downgrade", "--lock-timeout", "--wait", "--node",
     "--ready",

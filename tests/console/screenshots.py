@@ -111,7 +111,7 @@ async def _take(address: str, writing: asyncio.Task[None]) -> None:
         await _picture(page, "console-failure")
         await page.goto(f"{address}/nodes")
         await _picture(page, "console-nodes")
-        await page.goto(f"{address}/messages?event=InvoicePaid")
+        await page.goto(f"{address}/messages?state=sent&event=InvoicePaid")
         await page.locator("tbody a").first.click()
         await _picture(page, "console-message")
         await chromium.close()

@@ -1,6 +1,7 @@
 """The console in Chromium: what it shows, what it asks for, and that its cookies work there."""
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from playwright.async_api import Browser, Page, expect
@@ -29,7 +30,7 @@ async def pages(page: Page, address: str, filled: list[str]) -> list[str]:
     """Return the address of every page, also of each failure group and of a sent message."""
     await page.goto(f"{address}/failures")
     groups = await page.locator("tbody a").evaluate_all(HREFS)
-    await page.goto(f"{address}/messages")
+    await page.goto(f"{address}/messages?state=sent")
     messages = await page.locator("tbody tr:first-child td:first-child a").evaluate_all(HREFS)
     assert len(groups) >= 4  # parked, in quarantine, and held
     return [*PAGES, *filled, *groups, *messages]
@@ -65,6 +66,16 @@ async def test_axe_finds_nothing_to_mend_by_day_and_by_night(
             found += await violations(page)
         await page.goto(address + filled[0])
         await page.get_by_role("button", name="Reveal").click()
+        found += await violations(page)
+        await page.get_by_role("button", name="Edit and send again").click()
+        found += await violations(page)
+        await page.get_by_label("Payload").fill("{")
+        await page.get_by_role("button", name="See what changed").click()
+        found += await violations(page)
+        await page.get_by_label("Payload").fill("{}")
+        await page.get_by_role("button", name="See what changed").click()
+        found += await violations(page)
+        await page.goto(f"{address}/messages/{uuid4()}")
         found += await violations(page)
 
     assert found == []

@@ -3,7 +3,7 @@
 import re
 from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import psycopg
@@ -22,7 +22,7 @@ from tests.console.rows import parked, sent, waiting
 from tests.console.site import browser, log_in, post, running, users
 
 HOSTILE = "<script>alert('x')</script> \" onload=alert(1) \u202e{{ 7777 * 7777 }}"
-CELL = re.compile(r'<a href="(/messages/(\d+)[^"]*)">')
+CELL = re.compile(r'<a href="(/messages/[^"?]+(?:\?at=[^"]*)?)">(\d+)</a>')
 
 
 def every(database: DatabaseSettings, wanted: Search) -> list[int]:
@@ -63,6 +63,47 @@ def test_the_pages_have_each_row_once(
 
     assert sorted(found) == [row for (row,) in rows]
     assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("event", [None, "Paid", "Shipped"])
+def test_rows_of_any_state_are_found_unless_one_is_named(
+    database: DatabaseSettings, database_url: str, event: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "SCANNED", 60)
+    monkeypatch.setattr(messages, "BLOCKS", 3)
+    monkeypatch.setattr(messages, "STEP", 2)
+    for state in messages.WAITING:
+        waiting(database_url, state, 40)
+    sent(database_url, 200)
+    with psycopg.connect(database_url) as connection:
+        rows = connection.execute(
+            "SELECT id FROM outbox.message WHERE %s::text IS NULL OR event_type = %s", [event, event]
+        ).fetchall()
+
+    found = every(database, Search(event_type=event))
+
+    assert sorted(found) == sorted(row for (row,) in rows)
+    assert len(found) == len(set(found))
+
+
+def test_a_page_that_ends_between_what_waits_and_what_was_sent_goes_on(
+    database: DatabaseSettings, database_url: str
+) -> None:
+    waiting(database_url, "parked", messages.ROWS)
+    sent(database_url, 3)
+
+    assert len(every(database, Search())) == messages.ROWS + 3
+
+
+def test_a_key_has_its_rows_of_any_state(database: DatabaseSettings, database_url: str) -> None:
+    for state in messages.WAITING:
+        waiting(database_url, state, 70)
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE outbox.message SET state = 'sent', sent_at = now() WHERE state = 'archived'")
+
+    found = every(database, Search(aggregate_type="order", aggregate_id="order-3"))
+
+    assert len(found) == 10 * len(MessageState) - 10
 
 
 @pytest.mark.parametrize("state", [MessageState.PARKED, MessageState.QUARANTINED, MessageState.SENT])
@@ -125,6 +166,34 @@ def test_what_is_no_place_is_refused(text: str) -> None:
         assert str(Place.of(text)).split(".", 1)[0] == text.split(".", 1)[0]
 
 
+@pytest.mark.parametrize(
+    ("since", "until", "number"),
+    [
+        ("2h", "", 3),
+        ("5m", "", 0),
+        ("2h ago", "30m", 3),
+        ("{at:%Y-%m-%d %H:%M:%S}", "", 3),
+        ("{at:%Y-%m-%d %H:%M:%S} UTC", "", 3),
+        ("{at:%Y-%m-%d %H:%M:%S}Z", "{at:%Y-%m-%d %H:%M:%S}", None),
+        ("yesterday", "", None),
+    ],
+)
+async def test_times_are_taken_as_the_console_prints_them_and_as_lengths(
+    client: httpx.AsyncClient, database_url: str, since: str, until: str, number: int | None
+) -> None:
+    waiting(database_url, "parked", 3)
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE outbox.message SET created_at = now() - interval '1 hour'")
+        (at,) = connection.execute("SELECT max(created_at) AT TIME ZONE 'UTC' FROM outbox.message").fetchone() or (0,)
+
+    page = await client.get("/messages", params={"since": since.format(at=at), "until": until.format(at=at)})
+
+    assert page.status_code == (422 if number is None else 200)
+    assert len(CELL.findall(page.text)) == (number or 0)
+    if number is None:
+        assert "From " in page.text
+
+
 async def test_the_pages_show_the_rows_and_lead_to_each(client: httpx.AsyncClient, database_url: str) -> None:
     sent(database_url, 60)
     listed = await client.get("/messages")
@@ -133,6 +202,7 @@ async def test_the_pages_show_the_rows_and_lead_to_each(client: httpx.AsyncClien
 
     assert len(found) == messages.ROWS
     assert f"<dd>{found[0][1]}</dd>" in one.text
+    assert UUID(found[0][0].rpartition("/")[2].partition("?")[0])
     assert "confirmed by the broker" in one.text
     assert "no inbox here has it" in one.text
 

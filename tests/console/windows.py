@@ -27,9 +27,13 @@ CHECKED: tuple[tuple[Literal["light", "dark"], dict[str, object]], ...] = (
 
 @asynccontextmanager
 async def window(
-    chromium: Browser, *, width: int = 1280, dark: bool = False, scripts: bool = True
+    chromium: Browser, *, width: int = 1280, dark: bool = False, scripts: bool = True, is_refused: bool = False
 ) -> AsyncIterator[BrowserContext]:
-    """Yield a window, whose pages may complain about nothing and ask no other site."""
+    """Yield a window, whose pages may complain about nothing and ask no other site.
+
+    Args:
+        is_refused: a form of the test is refused, which Chromium complains about.
+    """
     complaints: list[str] = []
     context = await chromium.new_context(
         viewport={"width": width, "height": 900},
@@ -40,7 +44,7 @@ async def window(
         "console",
         lambda message: (
             complaints.append(f"{message.location['url']}: {message.text}")
-            if message.type in ("error", "warning")
+            if message.type in ("error", "warning") and not (is_refused and "status of 422" in message.text)
             else None
         ),
     )

@@ -16,6 +16,7 @@ from relay.consume.message import VERSION
 from relay.engine.send.codec import Encoder
 from relay.engine.send.message import LINK, OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, MessageIdentity
 from relay.engine.send.routes import Router
+from relay.operate.messages.message import EDIT_OF
 from relay.servers.rabbitmq.content_header import RAW_HEADER, RAW_METHOD, UNDECODABLE
 from tests.consume.effects import running
 from tests.engine.conftest import Outbox, Reader, RunNode
@@ -90,8 +91,8 @@ async def test_the_documented_properties_and_headers_are_those_of_a_message(
     headers = items("### Headers")
 
     assert set_properties(message) == set(items("### Properties"))
-    assert set(message.headers) == {*headers, "own"} - {LINK, REDELIVERED, REPLAY_ID, REPLAYED_AT}
-    assert set(headers) == OURS | TRACE.keys() | {LINK, REPLAY_ID, REPLAYED_AT, VERSION}
+    assert set(message.headers) == {*headers, "own"} - {LINK, REDELIVERED, REPLAY_ID, REPLAYED_AT, EDIT_OF}
+    assert set(headers) == OURS | TRACE.keys() | {LINK, REPLAY_ID, REPLAYED_AT, VERSION, EDIT_OF}
 
 
 def test_the_documented_types_are_those_of_the_frames() -> None:

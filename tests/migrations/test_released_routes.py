@@ -49,7 +49,7 @@ def test_a_migration_back_and_forth_forgets_what_was_kept(database: DatabaseSett
     note(Tables(connection, "outbox"), "jobs pause", "1", by="ada", why=None)
     before = description(url_of(database))
 
-    downgrade(database, "0028")
+    downgrade(database, "0029")
     audit = connection.execute("SELECT command FROM outbox.operator_audit").fetchall()
     migrate(database)
 
@@ -60,7 +60,7 @@ def test_a_migration_back_and_forth_forgets_what_was_kept(database: DatabaseSett
 def test_a_role_that_reads_the_quarantine_reads_what_left_it(
     database: DatabaseSettings, connection: Connection
 ) -> None:
-    downgrade(database, "0028")
+    downgrade(database, "0029")
     with earlier_roles(connection, GRANTS) as roles:
         migrate(database)
         held = roles.rights_on("outbox.quarantine_released")

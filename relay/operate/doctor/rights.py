@@ -90,6 +90,7 @@ GRANTS = (
     Grant("SELECT", "TABLE", "archived_day", command="config alerts"),  # one of them goes by its metric
     Grant("SELECT", "TABLE", "batch"),
     Grant("EXECUTE", "FUNCTION", "give_up_batch(text, bigint, text, text)", command="batches"),
+    Grant("EXECUTE", "FUNCTION", "send_edited(bigint, uuid, json, bytea, jsonb, text, text)", command="parked"),
     Grant("SELECT", "TABLE", "migration"),
     Grant("SELECT", "TABLE", "job"),
     Grant("INSERT", "TABLE", "job", ORDERED, command="jobs"),
@@ -218,7 +219,8 @@ FUNCTIONS = (
     "failure_group(text, text, text, text)", "forget_batches(integer, boolean)",
     "forget_failures(integer)", "give_up_batch(text, bigint, text, text)", "guard_batch()", "lock_holders(regclass[])",
     "make_day(text, date)", "note_parked()", "note_released()", "note_retried()",
-    "refuse_foreign_batch()", "ring()", "sent_day_needed(date, bigint, boolean)",
+    "refuse_foreign_batch()", "ring()", "send_edited(bigint, uuid, json, bytea, jsonb, text, text)",
+    "sent_day_needed(date, bigint, boolean)",
     "sent(timestamp with time zone, timestamp with time zone)",
 )  # fmt: skip
 TRIGGERS = (  # each calls the function of its name

@@ -1,9 +1,11 @@
 """Look for messages in any state, page by page, at a bounded cost for each page.
 
-What waits is read by its indexes. Sent rows have no index. In their day's table they stand in the order of their marks,
-and a page walks through its blocks from the end. A page that ends by its bound says how far it has looked.
+What waits comes first, by id. It is read by its indexes. Then comes what was sent, the newest first. Sent rows have no
+index. In their day's table they stand in the order of their marks, and a page walks through its blocks from the end. A
+page that ends by its bound says how far it has looked.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
@@ -29,6 +31,7 @@ class MessageState(StrEnum):
     PENDING = "pending"
     PARKED = "parked"
     QUARANTINED = "quarantined"
+    ARCHIVED = "archived"
     DISCARDED = "discarded"
     SENT = "sent"
 
@@ -45,7 +48,7 @@ class Search:
         until: exclusive.
     """
 
-    state: MessageState = MessageState.SENT
+    state: MessageState | None = None
     row: RowId | None = None  # its id, or its message id
     aggregate_type: str | None = None
     aggregate_id: str | None = None
@@ -133,71 +136,86 @@ def row_id(text: str) -> RowId:
     return found
 
 
-COLUMNS = SQL("""id, message_id, aggregate_type, aggregate_id, event_type, state, created_at, sent_at, attempts,
-           left(last_error, 500) AS last_error""")
+SCANNED_COLUMNS = SQL("id, message_id, aggregate_type, aggregate_id, event_type, state, created_at, sent_at, attempts")
+COLUMNS = SQL("{}, left(last_error, 500) AS last_error").format(SCANNED_COLUMNS)
 
-# By lane for pending rows, whose index begins with it.
+# By lane for pending rows, whose index begins with it; but a key has an index that tells its rows by id.
 OF_STATE = SQL("""
-        SELECT * FROM {schema}.message_state WHERE state = {state} AND id > {after} {key} ORDER BY id LIMIT {scanned}
+        SELECT {columns}, last_error FROM {schema}.message_state WHERE state = {state} AND id > {after} {key}
+        ORDER BY id LIMIT {scanned}
 """)
 OF_LANES = SQL("""
         SELECT row.* FROM generate_series(0, 15) AS lane (number) CROSS JOIN LATERAL (
-            SELECT * FROM {schema}.message_state
-            WHERE state = 'pending' AND lane = lane.number::smallint AND id > {after} {key} ORDER BY id LIMIT {scanned}
+            SELECT {columns}, last_error FROM {schema}.message_state
+            WHERE state = 'pending' AND lane = lane.number::smallint AND id > {after} ORDER BY id LIMIT {scanned}
         ) AS row ORDER BY row.id LIMIT {scanned}
 """)
+OF_STATES = SQL("SELECT * FROM ({states}) AS row ORDER BY id LIMIT {scanned}")
 OF_KEY = SQL("AND aggregate_type = {} AND aggregate_id = {}")
+OF_PENDING_KEY = SQL("{} AND hashtextextended(aggregate_id, 0) = hashtextextended({}, 0)")
 SEARCH_WAITING = SQL("""
-    WITH scanned AS MATERIALIZED (
-        SELECT id, message_id, aggregate_type, aggregate_id, event_type, state, created_at, sent_at, attempts,
-               last_error
-        FROM ({rows}) AS row
-    )
+    WITH scanned AS MATERIALIZED ({rows})
     SELECT {columns}, (SELECT max(id) FROM scanned) AS last, (SELECT count(*) FROM scanned) AS looked
     FROM scanned WHERE {matches} ORDER BY id LIMIT {limit}
 """)
 END_OF_SCAN = SQL("SELECT max(id), count(*) FROM ({rows}) AS row")
+# By lane, as the index of pending rows begins with it.
 BY_ID = SQL("""
-    SELECT {columns} FROM {schema}.message_state
-    WHERE state IN ({states}) AND (id = %(id)s::bigint OR message_id = %(message_id)s::uuid) ORDER BY id LIMIT 2
+    SELECT * FROM {schema}.message_state
+    WHERE state = 'pending' AND lane = ANY ('{{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}'::smallint[]) AND id = {row}
+    UNION ALL
+    SELECT * FROM {schema}.message_state WHERE state IN ({states}) AND id = {row}
 """)
+BY_MESSAGE_ID = SQL("SELECT * FROM {schema}.message_state WHERE state IN ('pending', {states}) AND message_id = {row}")
+FIND_WAITING = SQL("SELECT {columns} FROM ({rows}) AS row ORDER BY id LIMIT 2")
 
 
 def search(tables: Tables, wanted: Search, *, after: str | None = None) -> FoundPage:
-    """Return a page of messages: those that wait by id, the sent ones from the newest on.
+    """Return a page of messages: those that wait by id, then the sent ones from the newest on.
 
-    A row's id or message id is looked for among all that waits, then among the sent rows.
+    A row's id or message id is looked for among all that waits, then among the sent rows, whatever state is wanted.
 
     Raises:
         UsageError: `after` is no `next` of a page.
     """
-    if wanted.row is not None and after is None and (found := _find_waiting(tables, wanted.row)):
-        return FoundPage(found, None)
-    if wanted.row is not None or wanted.state is MessageState.SENT:
+    if wanted.row is not None:
+        found = [] if after else _find_waiting(tables, wanted.row)
+        return FoundPage(found, None) if found else _search_sent(tables, wanted, after)
+    if wanted.state is MessageState.SENT:
         return _search_sent(tables, wanted, after)
-    return _search_waiting(tables, wanted, after)
+    if wanted.state is not None:
+        return _search_waiting(tables, wanted, after, states=(wanted.state,))
+    lines: list[FoundLine] = []
+    if after is None or after.isdigit():
+        waits = _search_waiting(tables, wanted, after, states=WAITING)
+        if waits.next is not None:
+            return waits
+        if len(waits.lines) == ROWS:
+            return FoundPage(waits.lines, MessageState.SENT)
+        lines, after = waits.lines, None
+    sent = _search_sent(tables, wanted, None if after == MessageState.SENT else after, room=ROWS - len(lines))
+    return FoundPage([*lines, *sent.lines], sent.next, sent.looked_until)
+
+
+def rows_that_wait(tables: Tables, row: RowId) -> Composed:
+    """Return the SELECT of the rows of an id or message id that were not sent."""
+    states = SQL(", ").join(Literal(state) for state in WAITING if state is not MessageState.PENDING)
+    return tables.sql(BY_ID if isinstance(row, int) else BY_MESSAGE_ID, states=states, row=Literal(row))
 
 
 def _find_waiting(tables: Tables, row: RowId) -> list[FoundLine]:
-    states = SQL(", ").join(Literal(state) for state in WAITING)
-    ids = {"id": row if isinstance(row, int) else None, "message_id": row if isinstance(row, UUID) else None}
-    return tables.rows(FoundLine, BY_ID, ids, columns=COLUMNS, states=states)
+    return tables.rows(FoundLine, FIND_WAITING, columns=COLUMNS, rows=rows_that_wait(tables, row))
 
 
-def _search_waiting(tables: Tables, wanted: Search, after: str | None) -> FoundPage:
+def _search_waiting(tables: Tables, wanted: Search, after: str | None, *, states: Sequence[MessageState]) -> FoundPage:
     if after is not None and not (after.isascii() and after.isdigit() and len(after) < 19):
         raise UsageError(f"{after[:80]!r} begins no page")
-    has_key = wanted.aggregate_type is not None and wanted.aggregate_id is not None
-    key = OF_KEY.format(wanted.aggregate_type, wanted.aggregate_id) if has_key else SQL("")
     matches = _matches(wanted, "created_at")
     is_all = matches == SQL("true")
-    rows = tables.sql(
-        OF_LANES if wanted.state is MessageState.PENDING else OF_STATE,
-        state=wanted.state,
-        after=int(after or 0),
-        key=key,
-        scanned=ROWS + 1 if is_all else SCANNED,
-    )
+    scanned = ROWS + 1 if is_all else SCANNED
+    arms = [_rows_of(tables, wanted, state, after=int(after or 0), scanned=scanned) for state in states]
+    together = SQL(" UNION ALL ").join(SQL("({})").format(arm) for arm in arms)
+    rows = OF_STATES.format(states=together, scanned=scanned)
     query = SEARCH_WAITING.format(rows=rows, columns=COLUMNS, matches=matches, limit=ROWS + 1)
     found = tables.execute(query).fetchall()
     lines = [FoundLine(*row[:-2]) for row in found]
@@ -207,6 +225,17 @@ def _search_waiting(tables: Tables, wanted: Search, after: str | None) -> FoundP
         return FoundPage(lines, None)
     last, looked = found[0][-2:] if found else tables.one(END_OF_SCAN, rows=rows)
     return FoundPage(lines, str(last) if looked == SCANNED else None)
+
+
+def _rows_of(tables: Tables, wanted: Search, state: MessageState, *, after: int, scanned: int) -> Composed:
+    """Return the SELECT of the first rows of a state, all of them or those of a key."""
+    parts = {"columns": SCANNED_COLUMNS, "after": after, "scanned": scanned, "state": state}
+    if wanted.aggregate_type is None or wanted.aggregate_id is None:
+        return tables.sql(OF_LANES if state is MessageState.PENDING else OF_STATE, **parts, key=SQL(""))
+    key = OF_KEY.format(wanted.aggregate_type, wanted.aggregate_id)
+    if state is MessageState.PENDING:
+        key = OF_PENDING_KEY.format(key, wanted.aggregate_id)
+    return tables.sql(OF_STATE, **parts, key=key)
 
 
 def _matches(wanted: Search, at: str) -> Composed | SQL:
@@ -247,7 +276,7 @@ SEARCH_SENT = SQL("""
 """)
 
 
-def _search_sent(tables: Tables, wanted: Search, after: str | None) -> FoundPage:
+def _search_sent(tables: Tables, wanted: Search, after: str | None, *, room: int = ROWS) -> FoundPage:
     oldest = _oldest_day(tables)
     if oldest is None:
         return FoundPage([], None)
@@ -259,10 +288,10 @@ def _search_sent(tables: Tables, wanted: Search, after: str | None) -> FoundPage
     matches, lines, left = _matches(wanted, "sent_at"), list[FoundLine](), BLOCKS
     while place.day >= first:
         low = max(0, place.block + (1 if place.line else 0) - min(STEP, left))
-        found = _of_blocks(tables, place, low=low, matches=matches, limit=ROWS + 1 - len(lines))
+        found = _of_blocks(tables, place, low=low, matches=matches, limit=room + 1 - len(lines))
         lines += found
-        if len(lines) > ROWS:
-            return FoundPage(lines[:ROWS], str(lines[ROWS - 1].place))
+        if len(lines) > room:
+            return FoundPage(lines[:room], str(lines[room - 1].place))
         left -= place.block - low + 1
         if low and wanted.since and _is_before(tables, Place(place.day, low, 0), wanted.since):
             return FoundPage(lines, None)

@@ -1,15 +1,15 @@
 """One message in any state: its row, what it says, and what became of it."""
 
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.consume.message import id_of_writer
 from relay.errors import NotFoundError
-from relay.operate.messages.look import WAITING, MessageState, Place, of_day
+from relay.operate.messages.look import FoundPage, MessageState, Place, Search, of_day, rows_that_wait, search
 from relay.operate.messages.whereabouts import RowId
 from relay.servers.postgres.tables import Tables
 
@@ -40,80 +40,196 @@ class FoundMessage:
     written_as: str  # the role that wrote it; empty in rows from before migration 0021
     header_bytes: int | None
     payload_bytes: int | None
+    is_json: bool
+    group: str | None  # of failures, of a parked row
+    said_edit_of: str | None  # what its header says
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", MessageState(self.state))
+
+    @property
+    def edit_of(self) -> UUID | None:
+        """The message id of the row of which an operator has made this one."""
+        try:
+            return UUID(self.said_edit_of) if self.said_edit_of else None
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A message, and how it is found at once the next time.
+
+    Attributes:
+        place: of a sent row.
+        others: ids of other rows that have its message id: writers may use one twice.
+    """
+
+    message: FoundMessage
+    place: Place | None
+    others: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NotLocated:
+    """Where a message was looked for in vain.
+
+    Attributes:
+        looked_until: the time up to which sent rows were looked through; None: all of them.
+        next: where a search would go on.
+    """
+
+    looked_until: datetime | None
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a message says; long payloads are cut short."""
+    """What a message says, as JSON text; long payloads are cut short."""
 
-    headers: dict[str, Any] | None
+    headers: str | None
     payload: str | None
     payload_bytes: bytes | None
 
 
+EDIT_OF = "x-edit-of"  # the header of a message that an operator has made of another one
 READ = SQL("""
     SELECT id, message_id, aggregate_type, aggregate_id, event_type, state, lane, created_at, available_at, sent_at,
            parked_at, attempts, last_error, held_behind, quarantine, exchange, routing_key, content_type, writer,
            written_as, pg_column_size(headers || '{{}}') AS header_bytes,
-           coalesce(octet_length(payload::text), octet_length(payload_bytes)) AS payload_bytes
-    FROM {rows} WHERE {which} LIMIT 1
+           coalesce(octet_length(payload::text), octet_length(payload_bytes)) AS payload_bytes,
+           payload IS NOT NULL AS is_json,
+           CASE state WHEN 'parked' THEN (SELECT failure FROM {schema}.parked_failure AS noted WHERE noted.id = row.id)
+               END AS group,
+           left(headers ->> {edit_of}, 36) AS said_edit_of
+    FROM {rows} LIMIT 1
 """)
 READ_CONTENT = SQL("""
-    SELECT CASE WHEN pg_column_size(headers || '{{}}') <= {length} THEN headers END AS headers,
-           left(payload::text, {length}) AS payload, substring(payload_bytes FROM 1 FOR {length}) AS payload_bytes
-    FROM {rows} WHERE {which} LIMIT 1
+    SELECT left(headers::text, {length}) AS headers, left(payload::text, {length}) AS payload,
+           substring(payload_bytes FROM 1 FOR {length}) AS payload_bytes
+    FROM {rows} LIMIT 1
 """)
+AT_PLACE = SQL("(SELECT * FROM {schema}.message WHERE {of_day} AND ctid = {place}::tid AND {column} = {row}) AS row")
 AUDIT = SQL("""
     INSERT INTO {schema}.operator_audit (done_by, command, target, why)
-    VALUES (%(by)s, 'message reveal', %(target)s, %(why)s)
+    SELECT %(by)s, 'message reveal', %(target)s::text, %(why)s
+    WHERE NOT %(once)s OR NOT EXISTS (
+        SELECT FROM {schema}.operator_audit
+        WHERE target = %(target)s::text AND command = 'message reveal' AND done_by = %(by)s::text
+            AND done_at > now() - interval '1 hour'
+    )
 """)
-REVEALED = 100_000  # characters or bytes of a payload
+REVEALED = 1_000_000  # characters or bytes of a payload that a page shows
+LOOK_FOR = 3.0  # seconds through sent rows, which have no index; a search goes on from there
+TRIES = 3  # of a row that moves on while it is read
 
 
-def read_message(tables: Tables, row: RowId, place: Place | None) -> FoundMessage:
-    """Return one message; a sent one by its place.
+def find_message(
+    tables: Tables,
+    row: RowId,
+    place: Place | None = None,
+    *,
+    after: str | None = None,
+    seconds: float | None = None,
+) -> Located | NotLocated:
+    """Return the message of this id or message id, whatever its state is.
+
+    Args:
+        place: where it was found as a sent row; it is looked for elsewhere when it is not there.
+        after: where an earlier search has ended.
+        seconds: how long sent rows are searched, from the newest on; else `LOOK_FOR`.
+    """
+    if place is not None and (message := _read(tables, row, place)):
+        return Located(message, place)
+    ends, tries = time.monotonic() + (LOOK_FOR if seconds is None else seconds), 0
+    while True:
+        page = search(tables, Search(row=row), after=after)
+        for line in page.lines[:1]:
+            if message := _read(tables, line.id, line.place):
+                return Located(message, line.place, tuple(other.id for other in page.lines[1:]))
+            tries, page = tries + 1, FoundPage([], None)
+        after = page.next
+        if (after is None and not 0 < tries < TRIES) or time.monotonic() > ends:
+            return NotLocated(page.looked_until, after)
+
+
+def read_message(tables: Tables, row: RowId, place: Place | None = None) -> Located:
+    """Return what `find_message` finds.
 
     Raises:
-        NotFoundError: no row of this id is there; it may have gone on to another state.
+        NotFoundError: no row of this id was found.
     """
-    rows, which = _where(tables, row, place)
-    found = tables.row(FoundMessage, READ, rows=rows, which=which)
-    if found is None:
-        raise NotFoundError(f"message {row} is not here any more: look for it by its message id")
+    found = find_message(tables, row, place)
+    if isinstance(found, NotLocated):
+        raise NotFoundError(f"message {row} is not here: look for it by its message id")
     return found
 
 
-def reveal_message(tables: Tables, message: FoundMessage, *, place: Place | None, by: str, why: str | None) -> Content:
+def reveal_message(
+    tables: Tables,
+    found: Located,
+    *,
+    by: str,
+    why: str | None,
+    length: int = REVEALED,
+    is_noted_once: bool = False,
+) -> Content:
     """Return what a message says, and note who has read it: both, or neither.
 
+    Args:
+        length: characters or bytes at most.
+        is_noted_once: one note an hour is enough, as for the steps of a form.
     Raises:
         NotFoundError: the row is not there any more.
     """
-    rows, which = _where(tables, message.id, place)
+    rows = _rows(tables, found.message.id, found.place)
     with tables.transaction():
-        note_reveal(tables, str(message.id), by=by, why=why)
-        found = tables.row(Content, READ_CONTENT, rows=rows, which=which, length=REVEALED)
-        if found is None:
-            raise NotFoundError(f"message {message.id} is not here any more: look for it by its message id")
-    return found
+        note_reveal(tables, str(found.message.id), by=by, why=why, once=is_noted_once)
+        content = tables.row(Content, READ_CONTENT, rows=rows, length=length)
+        if content is None:
+            raise NotFoundError(f"message {found.message.message_id} has just moved on: load the page again")
+    return content
 
 
-def note_reveal(tables: Tables, target: str, *, by: str, why: str | None = None) -> None:
+def note_reveal(tables: Tables, target: str, *, by: str, why: str | None = None, once: bool = False) -> None:
     """Note who reads what a message says: the row of this id, or what is in a queue."""
-    tables.execute(AUDIT, {"by": by, "target": target, "why": why})
+    tables.execute(AUDIT, {"by": by, "target": target, "why": why, "once": once})
 
 
-def _where(tables: Tables, row: RowId, place: Place | None) -> tuple[Composed, Composed]:
-    """Return the table or view, and the condition, by which a row is found at once."""
-    column = Identifier("id" if isinstance(row, int) else "message_id")
+def _read(tables: Tables, row: RowId, place: Place | None) -> FoundMessage | None:
+    return tables.row(FoundMessage, READ, rows=_rows(tables, row, place), edit_of=EDIT_OF)
+
+
+def _rows(tables: Tables, row: RowId, place: Place | None) -> Composed:
+    """Return the part of a FROM by which a row is found at once, as `row`."""
     if place is None:
-        states = SQL(", ").join(Literal(state) for state in WAITING)
-        which = SQL("state IN ({}) AND {} = {}").format(states, column, Literal(row))
-        return tables.sql(SQL("{schema}.message_state")), which
-    at = SQL("{} AND ctid = {}::tid AND {} = {}").format(
-        of_day(place.day), f"({place.block},{place.line})", column, Literal(row)
+        return SQL("({}) AS row").format(rows_that_wait(tables, row))
+    return tables.sql(
+        AT_PLACE,
+        of_day=of_day(place.day),
+        place=f"({place.block},{place.line})",
+        column=Identifier("id" if isinstance(row, int) else "message_id"),
+        row=row,
     )
-    return tables.sql(SQL("{schema}.message")), at
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedRoute:
+    """The route in quarantine that a row waits for."""
+
+    exchange: str
+    reason: str
+    paused_at: datetime | None
+
+
+READ_ROUTE = SQL("SELECT exchange, reason, paused_at FROM {schema}.quarantine WHERE id = {route}")
+
+
+def read_awaited_route(tables: Tables, message: FoundMessage) -> AwaitedRoute | None:
+    """Return the route that a message waits for, without a count of its rows; None if it waits for no route."""
+    if message.state is not MessageState.QUARANTINED or message.quarantine is None:
+        return None
+    return tables.row(AwaitedRoute, READ_ROUTE, route=message.quarantine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +248,24 @@ class HeldBack:
     since: datetime
     attempts: int
     reason: str | None
+    group: str  # of failures
 
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What an operator did with a row, or with its dead letter."""
+    """What an operator did with a row, or with its dead letter.
+
+    Attributes:
+        job: that did it.
+        sent_as: the message id of what was made of it.
+    """
 
     at: datetime
     by: str
     command: str
     why: str | None
+    job: int | None
+    sent_as: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +292,17 @@ APPLIED = SQL("""
     ORDER BY at
 """)
 HELD = SQL("""
-    SELECT consumer_name AS consumer, held_at AS since, attempts, reason
+    SELECT consumer_name AS consumer, held_at AS since, attempts, reason,
+           {schema}.failure_group('held', {schema}.failure_cause(concat_ws(': ', exception, error)), event_type,
+                                  consumer_name) AS group
     FROM {schema}.held_message WHERE message_id = ANY ({inbox_ids}) ORDER BY held_at
 """)
 AUDITED = SQL("""
-    SELECT done_at AS at, done_by AS by, command, why FROM {schema}.operator_audit WHERE target = {id}
+    SELECT done_at AS at, done_by AS by, command, why, job, sent_as
+    FROM {schema}.operator_audit
+    WHERE target = {id} AND (command LIKE 'parked %' OR command LIKE 'quarantine %' OR command = 'message reveal')
     UNION ALL
-    SELECT done_at, done_by, 'dead-letters ' || command, why FROM {schema}.dead_letter_audit
+    SELECT done_at, done_by, 'dead-letters ' || command, why, job, NULL FROM {schema}.dead_letter_audit
     WHERE message_id = {text}
     ORDER BY at
 """)
@@ -188,6 +316,11 @@ def read_outcome(tables: Tables, message: FoundMessage) -> Handling:
         applied=tables.rows(AppliedBy, APPLIED, day=day, inbox_ids=inbox_ids),
         held=tables.rows(HeldBack, HELD, inbox_ids=inbox_ids),
     )
+
+
+def read_held(tables: Tables, message_id: UUID) -> list[HeldBack]:
+    """Return which consumers hold a message of which no row is known."""
+    return tables.rows(HeldBack, HELD, inbox_ids=Literal([message_id]))
 
 
 def _inbox_ids(message: FoundMessage) -> list[UUID]:

@@ -3,8 +3,9 @@
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import Base64Bytes, Field
 
+from relay.errors import UsageError
 from relay.jobs.job import Kind
 from relay.operate.asked import (
     MAX_ID,
@@ -16,6 +17,7 @@ from relay.operate.asked import (
     Next,
     Paced,
     Page,
+    Reasoned,
     RowName,
     RowNames,
     Staged,
@@ -28,6 +30,7 @@ from relay.operate.messages.message import note_reveal
 from relay.operate.messages.whereabouts import row_ids
 from relay.operate.operation import BULK_TIMEOUT, Effect, Operation, Role, Servers, operation
 from relay.operate.paging import next_cursor, read_cursor
+from relay.operate.parked.edit import Edit, Edited, send_edited
 from relay.operate.parked.read import ARCHIVED, PARKED, Parked, ParkedMessage, ParkedSelection, list_parked, show_parked
 from relay.operate.parked.work import ParkedDone, order_rows, rows_not_found
 from relay.operate.parked.work import preview as count_changed
@@ -110,6 +113,34 @@ class RetryParked(ChangeParked, Staged):
     why: Text = ""
 
 
+class SendEdited(Reasoned):
+    """What is new of a row, what becomes of the old one, and why; what is null stays as it is."""
+
+    payload: Annotated[str | None, Field(description="As text; JSON where the content type says so.")] = None
+    payload_bytes: Annotated[Base64Bytes | None, Field(description="In place of `payload`: bytes in base64.")] = None
+    headers: Annotated[dict[str, Any] | None, Field(description="All of them.")] = None
+    discard: Annotated[
+        bool,
+        Field(description="Discard the old row. Else it stays parked, and may hold up the copy."),
+    ] = False
+    message_id: Annotated[
+        UUID | None, Field(description="Of the copy, else a new one; a second request with it is refused.")
+    ] = None
+
+    @property
+    def edit(self) -> Edit:
+        """What is new; UsageError for two payloads."""
+        if self.payload is not None and self.payload_bytes is not None:
+            raise UsageError("give payload or payload_bytes, not both")
+        return Edit(payload=self.payload_bytes if self.payload is None else self.payload, headers=self.headers)
+
+
+class EditParked(SendEdited):
+    """Which row, what is new of it, what becomes of the old one, and why."""
+
+    row: RowName
+
+
 @operation("parked.list", "GET /parked", Role.VIEWER)
 def list_(at: Servers, asked: ListParked) -> ParkedPage:
     """List parked rows."""
@@ -160,6 +191,23 @@ def archive(at: Servers, asked: ChangeParked) -> Ordered:
 def restore(at: Servers, asked: ChangeParked) -> Ordered:
     """Park archived rows again, each with its reason."""
     return _order(at, Kind.RESTORE, asked)
+
+
+@operation("parked.edit", "POST /parked/{row}/edit", Role.OWNER, Effect.STORED)
+def edit(at: Servers, asked: EditParked) -> Edited:
+    """Send an edited copy of a row as a new message that names the old one; discard that, or leave it parked."""
+    (named,) = row_ids([asked.row])
+    with at.connect(BULK_TIMEOUT) as tables:
+        return send_edited(
+            tables,
+            named,
+            asked.edit,
+            discard=asked.discard,
+            by=at.by,
+            why=asked.why,
+            most_bytes=at.settings.relay.max_message_bytes,
+            message_id=asked.message_id,
+        )
 
 
 CHANGES: dict[Kind, Operation[Any, Ordered]] = {

@@ -103,7 +103,8 @@ def test_an_operation_has_a_route_that_asks_for_its_right(operation: AnyOperatio
     assert role_of(route) == operation.role
     if operation.effect is not Effect.NOTHING:
         assert operation.role.includes(Role.OPERATOR)
-    assert (operation.role is Role.OWNER) == (operation.name.endswith(".discard") or operation.name == "topology.apply")
+    is_owners = operation.name.endswith((".discard", ".edit")) or operation.name == "topology.apply"
+    assert (operation.role is Role.OWNER) == is_owners
 
 
 def test_an_operation_has_a_page_or_a_reason_why_not() -> None:

@@ -118,3 +118,32 @@ async def test_a_change_says_which_rows_and_needs_a_key(program: Program) -> Non
     )
 
     assert [answer.status_code for answer in (*answers, keyless)] == [422] * 5
+
+
+async def test_an_owner_sends_an_edited_copy_once_however_often_it_is_asked_for(program: Program, rows: Rows) -> None:
+    row = rows.parked(headers='{"tenant": "acme"}')
+    body = {"payload": '{"amount": 1.10}', "discard": True, "why": "a wrong amount"}
+
+    refused = await program.as_(Role.OPERATOR).post(f"/parked/{row}/edit", body)
+    broken = await program.post(f"/parked/{row}/edit", {**body, "payload": "{"})
+    both = await program.post(f"/parked/{row}/edit", {**body, "payload_bytes": "AA=="})
+    done = await program.post(f"/parked/{row}/edit", body, key="one")
+    again = await program.post(f"/parked/{row}/edit", body, key="one")
+
+    assert [each.status_code for each in (refused, broken, both, done)] == [403, 422, 422, 200]
+    assert "payload is not JSON" in broken.json()["detail"]
+    assert again.json() == done.json()
+    told = done.json()
+    assert rows.states() == {row: ("discarded", None), told["id"]: ("pending", None)}
+    (copy,) = rows.connection.execute("SELECT headers, payload::text FROM outbox.message WHERE state = 'pending'")
+    assert copy == ({"tenant": "acme", "x-edit-of": told["edit_of"]}, '{"amount": 1.10}')
+
+
+async def test_a_copy_may_have_other_bytes(program: Program, rows: Rows) -> None:
+    row = rows.parked(payload=None, payload_bytes=b"old")
+
+    done = await program.post(f"/parked/{row}/edit", {"payload_bytes": "AP8=", "why": "a wrong file"})
+
+    assert done.json()["discarded"] is False
+    (copy,) = rows.connection.execute("SELECT payload_bytes FROM outbox.message WHERE state = 'pending'")
+    assert copy == (b"\x00\xff",)
