@@ -27,6 +27,7 @@ from relay.console.pages import (
     overview,
     reconcile,
     replay,
+    restore,
     routes,
     upkeep,
 )
@@ -62,7 +63,8 @@ def make_app(settings: Settings, file: Path | None = None) -> FastAPI:
         },
     )
     app.state.site = site
-    for each in (login, overview, messages, failures, jobs, replay, reconcile, routes, nodes, upkeep, doctor, audit):
+    operating = (messages, failures, jobs, restore, replay, reconcile, routes, upkeep)
+    for each in (login, overview, *operating, nodes, doctor, audit):
         app.include_router(each.router)
     app.include_router(api)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

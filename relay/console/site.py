@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.requests import Request
+from starlette.responses import RedirectResponse
 
 from relay.config.settings import Settings
 from relay.console.access.access import Access
-from relay.console.access.identity import Identity
+from relay.console.access.identity import Identity, RefusedError
 from relay.console.background import Background
 from relay.console.checkup import Checkup
 from relay.console.consumers import Consumers
@@ -19,11 +22,13 @@ from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.console.failure_groups import FailureGroups
 from relay.console.live import Live
 from relay.console.looks import Looks
+from relay.console.repeats import Repeatable
 from relay.console.runner import Runner
 from relay.console.sampler import Sampler
 from relay.operate.asked import MAX_ID
 from relay.operate.failures import Group, ListFailures
 from relay.operate.failures import list_ as list_failures
+from relay.operate.jobs import job_of
 from relay.operate.operation import Asked, Effect, Given, Operation, Role, Servers
 from relay.operate.routes.map import RouteMap, read_route_map
 from relay.probes.cached_answer import CachedAnswer
@@ -91,6 +96,34 @@ class Site:
         if operation.effect in (Effect.ORDERED, Effect.RESUMED):
             self.runner.wake()
         return given
+
+    def order(
+        self, operation: Operation[Asked, Given], asked: Asked, who: Identity, once: Repeatable | None
+    ) -> RedirectResponse:
+        """Do an operation that orders a job, and return the way to the job's page.
+
+        A form that comes twice is answered by the page of the job that it made the first time.
+
+        Raises:
+            RefusedError: the user's role does not allow it; or the form has made a job, and asks for another one.
+            OutboxError: as the operation; nothing was done.
+        """
+        who.require(operation.role)
+        servers, schema = self.servers(who), self.database.schema
+        with self.database.session() as connection, connection.transaction():
+            kept = once.claim(connection, schema, who.name) if once else None
+            if kept is None:
+                given = operation.does(replace(servers, connect=lambda _: nullcontext(connection)), asked)
+                job = str(job_of(given).id)
+                if once:
+                    once.keep(connection, schema, who.name, status=HTTPStatus.SEE_OTHER, body=job.encode())
+            else:
+                job = kept.body.decode()
+        if kept and not kept.is_same:
+            words = f"this form has made job {job} before it was changed: send it again to make another job"
+            raise RefusedError(HTTPStatus.CONFLICT, words)
+        self.runner.wake()
+        return RedirectResponse(f"/jobs/{job}", HTTPStatus.SEE_OTHER)
 
     def _all_failures(self) -> Sequence[Group]:
         everything = ListFailures(held=True, limit=MAX_ID)

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from relay.config.settings import DatabaseSettings, Settings
-from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
+from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Source
 from relay.jobs.runner import Show
 from relay.operate.bulk import run_of, work_of
 from relay.operate.parked import work as parked
@@ -35,10 +35,11 @@ def change_rows(
     why: str | None = None,
     caution: Caution = NO_CAUTION,
     show: Show = lambda _: None,
+    aside: Source | None = None,
 ) -> ParkedDone:
-    """Order a job over parked rows, and run it to its end."""
-    not_found = rows_not_found(connection, "outbox", kind, selection)
-    job = order_rows(connection, "outbox", kind, selection, by=by, why=why, caution=caution)
+    """Order a job over parked rows, or those set aside, and run it to its end."""
+    not_found = rows_not_found(connection, "outbox", kind, selection, aside=aside)
+    job = order_rows(connection, "outbox", kind, selection, by=by, why=why, caution=caution, aside=aside)
     job = run_rows(connection, job, show=show)
     return ParkedDone(job.done, job.released, not_found, job.id, job.state)
 

@@ -7,9 +7,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from relay.console.forms import FieldError
 from relay.console.given import FormWords, Here, Operator, Viewer
 from relay.console.templates import page
-from relay.errors import UsageError
 from relay.operate import jobs
 from relay.operate.asked import Id
 from relay.operate.operation import Role
@@ -50,6 +50,6 @@ def turn_job(
             site.do(jobs.resume, jobs.TurnJob(job=job, why=why), who)
         case "cancel":
             if not why:
-                raise UsageError("say why the job ends: the audit keeps it")
+                raise FieldError("why", "say why the job ends: the audit keeps it")
             site.do(jobs.cancel, jobs.CancelJob(job=job, why=why), who)
     return RedirectResponse(f"/jobs/{job}", HTTPStatus.SEE_OTHER)

@@ -9,10 +9,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.given import FormWords, Here, Operator, Owner, Viewer
+from relay.console.forms import FieldError
+from relay.console.given import FormWords, Here, Once, Operator, Owner, Viewer
 from relay.console.templates import page
 from relay.engine.session.session import LANES
-from relay.errors import NotFoundError, UsageError
+from relay.errors import NotFoundError
 from relay.operate import lanes
 from relay.operate.asked import Id, Lane, Nothing, ShortString
 from relay.operate.operation import Role
@@ -64,12 +65,11 @@ def probe(site: Here, who: Operator, route: Id) -> Response:
 
 
 @router.post("/routes/{route}/discard")
-def discard(site: Here, who: Owner, *, route: Id, why: FormWords = "") -> Response:
+def discard(site: Here, who: Owner, once: Once, *, route: Id, why: FormWords = "") -> Response:
     """Order a job that gives up all rows of a route; the console runs it."""
     if not why:
-        raise UsageError("say why: the audit keeps it with each row that you discard")
-    job = site.do(quarantine.discard, quarantine.ChangeRoute(route=route, why=why), who).job
-    return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
+        raise FieldError("why", "say why: the audit keeps it with each row that you discard")
+    return site.order(quarantine.discard, quarantine.ChangeRoute(route=route, why=why), who, once)
 
 
 @router.post("/routes/lanes/pause")
@@ -92,5 +92,5 @@ def _back() -> Response:
 
 def _reason(why: str) -> str:
     if not why:
-        raise UsageError("say why: the audit keeps it, and others see it while the pause lasts")
+        raise FieldError("why", "say why: the audit keeps it, and others see it while the pause lasts")
     return why

@@ -10,6 +10,7 @@ from psycopg.sql import SQL, Identifier
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from relay.console.forms import FieldError
 from relay.console.given import Alone, Configured, FormWords, Here, Operator, Owner, Sessions, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
@@ -48,7 +49,7 @@ def drop(settings: Configured, who: Owner, _: Alone, why: FormWords = "") -> Res
     if not keeps:
         raise UsageError("retention is off: relay.retention tells how long to keep")
     if not why:
-        raise UsageError("say why: the audit keeps it with each day that you drop")
+        raise FieldError("why", "say why: the audit keeps it with each day that you drop")
     drop_old_days(settings.database, keeps, by=who.name, why=why)
     return RedirectResponse("/retention", HTTPStatus.SEE_OTHER)
 
@@ -71,7 +72,7 @@ def give_up(
 ) -> Response:
     """Let no more of a batch be written."""
     if not why:
-        raise UsageError("say why: the job that runs it again is told")
+        raise FieldError("why", "say why: the job that runs it again is told")
     site.do(batches.give_up, batches.GiveUp(app_id=app_id, version=version, why=why), who)
     return RedirectResponse("/batches", HTTPStatus.SEE_OTHER)
 

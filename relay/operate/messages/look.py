@@ -31,6 +31,7 @@ class MessageState(StrEnum):
     PENDING = "pending"
     PARKED = "parked"
     QUARANTINED = "quarantined"
+    ARCHIVED = "archived"
     DISCARDED = "discarded"
     SENT = "sent"
 
