@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from relay.config.settings import Authentication
 from relay.console.access.identity import LoginNeededError, RefusedError
 from relay.console.access.start_token import WORDS
-from relay.console.access.writes import ALWAYS, is_from_page
+from relay.console.access.writes import is_from_page
 from relay.console.forms import FieldError, Returned, sent_form
 from relay.console.site import site_of
 from relay.console.templates import landing, page
@@ -136,8 +136,7 @@ async def _keep_form(request: Request) -> Returned | None:
 
     Another site's form is not shown: its words would be ours.
     """
-    is_ours = request.url.path not in ALWAYS and not request.url.path.startswith(API) and is_from_page(request)
-    request.state.returned = returned = await sent_form(request) if is_ours else None
+    request.state.returned = returned = await sent_form(request) if is_from_page(request) else None
     return returned
 
 

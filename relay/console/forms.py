@@ -15,6 +15,7 @@ from starlette.requests import Request
 from relay.errors import UsageError
 
 PAGE, FORM, TOKEN = "page", "form", "once"  # the hidden fields that each form has
+NO_FORMS = ("/api/", "/login", "/logout")
 URLENCODED = "application/x-www-form-urlencoded"
 LOCAL = re.compile(r"/(?![/\\])[^\\\x00-\x1f]*")  # a path of this console, and no other host
 TOKEN_FORM = re.compile(r"([0-9]{1,12})\.[A-Za-z0-9_-]{22}")
@@ -137,9 +138,15 @@ def is_local(path: str) -> bool:
     return LOCAL.fullmatch(path) is not None
 
 
+def is_form(request: Request) -> bool:
+    """Whether a page's form was sent, and not a login: its password is never shown."""
+    kind, path = request.headers.get("Content-Type", ""), request.url.path
+    return request.method == "POST" and kind.startswith(URLENCODED) and not path.startswith(NO_FORMS)
+
+
 async def sent_form(request: Request) -> Returned | None:
     """Return the form that a request has sent; None where it has sent no form of a page."""
-    if request.method != "POST" or not request.headers.get("Content-Type", "").startswith(URLENCODED):
+    if not is_form(request):
         return None
     values: dict[str, list[str]] = {}
     for name, value in (await request.form()).multi_items():
@@ -159,7 +166,7 @@ def check_token(token: str) -> str:
     """Return a token of ours that is young enough for its answer to be kept.
 
     Raises:
-        UsageError: it is too old, or none that a page of ours has made.
+        UsageError: it is too old, or no page of ours has made it.
     """
     found = TOKEN_FORM.fullmatch(token)
     if found is None or not 0 <= time.time() - int(found[1]) + 60 < TOKEN_AGE:

@@ -42,7 +42,7 @@ STATEMENTS = """
 
 
 def fill(url: str) -> list[str]:
-    """Fill an outbox; return the addresses of messages that wait, and of jobs."""
+    """Fill an outbox; return the addresses of messages that wait, of jobs, and of a restore."""
     sent(url, 60)
     rows = Rows(url)
     with rows.connection as connection:
@@ -50,6 +50,8 @@ def fill(url: str) -> list[str]:
         rows.parked("1", behind=head)
         long = rows.parked("2", aggregate_type=LONG, headers="{}")
         connection.execute("UPDATE outbox.message SET last_error = %s WHERE id = %s", [LONG, long])
+        discarded = rows.parked("4")
+        connection.execute("UPDATE outbox.message SET state = 'discarded' WHERE id = %s", [discarded])
         waiting = [rows.quarantined("nowhere"), rows.pending("3")]
         rows.node("relay-1", in_flight=3, published_total=1_234)
         rows.node("relay-2", lanes=[], state="degraded", reasons=["the broker blocks publishing"])
@@ -57,4 +59,5 @@ def fill(url: str) -> list[str]:
         connection.execute(STATEMENTS)
         connection.execute(AGE)
         jobs = connection.execute("SELECT id FROM outbox.job").fetchall()
-    return [f"/messages/{row}" for row in (head, long, *waiting)] + [f"/jobs/{job}" for (job,) in jobs]
+    shown = [f"/messages/{row}" for row in (head, long, *waiting, discarded)] + [f"/jobs/{job}" for (job,) in jobs]
+    return [*shown, f"/restore?id={discarded}&discarded=true"]

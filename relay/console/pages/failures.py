@@ -22,11 +22,11 @@ from relay.console.looks import Look
 from relay.console.repeats import Repeatable
 from relay.console.site import Site, site_of
 from relay.console.templates import page
-from relay.errors import NotFoundError, UsageError
+from relay.errors import DeadlineError, NotFoundError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Kind
 from relay.operate import held
 from relay.operate.asked import QUEUE_NAME, GroupId, ShortString, Words
-from relay.operate.failures import Where, by_weight, read_group, with_retries
+from relay.operate.failures import Group, Where, by_weight, read_group, with_retries
 from relay.operate.jobs import ROLES
 from relay.operate.letters import asked as letters
 from relay.operate.letters.asked import RetryLetters
@@ -35,6 +35,7 @@ from relay.operate.operation import Role
 from relay.operate.parked import asked as parked
 from relay.operate.parked.asked import RetryParked
 from relay.operate.parked.read import ParkedSelection, first_parked
+from relay.operate.parked.work import ParkedDone
 from relay.operate.routes import asked as quarantine
 
 router = APIRouter()
@@ -217,19 +218,20 @@ def ask_to_discard(
 ) -> HTMLResponse:
     """Show what a discard of the group, or of a part of it, would take."""
     asked.check_part()
-    chosen, look = asked.ordered(Kind.DISCARD), site.looks.latest.get(asked.queue)
+    look = site.looks.latest.get(asked.queue)
     if not asked.queue:
-        rows = chosen.rows(group)
+        chosen = asked.ordered(Kind.DISCARD).rows(group)
+        found = next((each for each in counted.groups if each.id == group), None)
+        with site.database.session() as connection:
+            rows = first_parked(connection, site.database.schema, chosen.selection(SHOWN), with_held=False)
         return page(
             request,
             "discard.html",
             group=group,
             asked=asked,
-            cause=next((each.cause for each in counted.groups if each.id == group), None),
-            foreseen=site.do(
-                parked.preview, parked.PreviewParked.model_construct(kind=Kind.DISCARD, **rows.filter), who
-            ),
-            rows=site.do(parked.list_, parked.ListParked.model_construct(limit=SHOWN, **rows.filter), who).rows,
+            cause=found and found.cause,
+            foreseen=_foreseen(site, who, chosen, found),
+            rows=rows,
         )
     if look is None:
         raise UsageError(f"look at {asked.queue} first: what its letters say is not known")
@@ -251,6 +253,16 @@ def ask_to_discard(
             and (not asked.key or letter.key == asked.key)
         ],
     )
+
+
+def _foreseen(site: Site, who: Identity, chosen: RetryParked, group: Group | None) -> ParkedDone:
+    """Return what a discard would do; for a large group as it was counted, where that takes too long."""
+    try:
+        return site.do(parked.preview, parked.PreviewParked.model_construct(kind=Kind.DISCARD, **chosen.filter), who)
+    except DeadlineError:
+        if group is None or chosen.ids or chosen.aggregate_type or chosen.aggregate_id:
+            raise
+        return ParkedDone(group.count, group.rows_held, [])
 
 
 @router.post("/failures/{group}/discard")

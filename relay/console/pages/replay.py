@@ -53,7 +53,7 @@ class Wanted(BaseModel):
         return self == Wanted()
 
     def check_moments(self) -> None:
-        """See that the moments are some; FieldError for the first that is none."""
+        """See that the moments can be read; FieldError for the first that cannot."""
         for name, text in (("since", self.since), ("until", self.until)):
             if text:
                 try:

@@ -1,5 +1,6 @@
 """`/restore`: park again what was archived or discarded: rows, or all that a job has set aside."""
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Query
@@ -7,13 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from relay.console.access.identity import Identity
 from relay.console.forms import FieldError
 from relay.console.given import Here, Once, Operator
+from relay.console.site import Site
 from relay.console.templates import page
-from relay.errors import UsageError
-from relay.jobs.job import Kind
+from relay.errors import DeadlineError, UsageError
+from relay.jobs.job import Kind, Source
+from relay.operate import jobs
 from relay.operate.asked import Id, RowName, Words
 from relay.operate.parked import asked as parked
+from relay.operate.parked.read import Parked, first_parked
+from relay.operate.parked.work import ParkedDone
 
 router = APIRouter()
 
@@ -40,16 +46,25 @@ class Chosen(BaseModel):
 @router.get("/restore")
 def ask_to_restore(request: Request, site: Here, who: Operator, asked: Annotated[Chosen, Query()]) -> HTMLResponse:
     """Show what a restore would park again."""
-    given = asked.filter()
-    archived = not (asked.job or asked.discarded)
-    listed = parked.ListParked.model_construct(limit=SHOWN, archived=archived, **given)
-    return page(
-        request,
-        "restore.html",
-        asked=asked,
-        foreseen=site.do(parked.preview, parked.PreviewParked.model_construct(kind=Kind.RESTORE, **given), who),
-        rows=site.do(parked.list_, listed, who).rows,
-    )
+    wanted = parked.PreviewParked.model_construct(kind=Kind.RESTORE, **asked.filter())
+    foreseen, rows = _foreseen(site, who, wanted), list[Parked]()
+    # A job's first rows may stand behind a million others.
+    with suppress(DeadlineError), site.database.session() as connection:
+        state = wanted.source(connection, site.database.schema) or Source.ARCHIVED
+        selection = wanted.selection(SHOWN)
+        rows = first_parked(connection, site.database.schema, selection, with_held=True, state=state)
+    return page(request, "restore.html", asked=asked, foreseen=foreseen, rows=rows)
+
+
+def _foreseen(site: Site, who: Identity, wanted: parked.PreviewParked) -> ParkedDone:
+    """Return what a restore would do; where counting takes too long, as many as the job has set aside."""
+    try:
+        return site.do(parked.preview, wanted, who)
+    except DeadlineError:
+        if wanted.job is None:
+            raise
+        job = site.do(jobs.show, jobs.ShowJob.model_construct(job=wanted.job, limit=1), who).job
+        return ParkedDone(job.done, 0, [])
 
 
 @router.post("/restore")

@@ -117,7 +117,7 @@ def order_rows(
     by_console: bool = False,
     aside: Source | None = None,
 ) -> Job:
-    """Write down a job over the rows that are there now, counted; `ParkedWork` does it.
+    """Write down a job over the rows that are there now; `ParkedWork` does it.
 
     Args:
         aside: what a restore takes: archived or discarded rows.
@@ -127,15 +127,17 @@ def order_rows(
     """
     if caution.stages and kind is not Kind.RETRY:
         raise UsageError(f"--stages waits for the outcome of rows; a {kind} has no outcome")
-    source = _source(kind, aside)
-    counted = COUNT_HEADS.format(heads=_heads(schema, str(source), selection))
+    source, selected = _source(kind, aside), None
+    if selection.job is None:  # else each row set aside has its notes read, and the work counts them
+        counted = COUNT_HEADS.format(heads=_heads(schema, str(source), selection))
+        selected = scalar(connection, counted, _all_heads(connection, selection))
     order = Order(
         kind=kind,
         source=source,
         filter=selection.as_json(),
         by=operator(by),
         why=why,
-        selected=scalar(connection, counted, _all_heads(connection, selection)),
+        selected=selected,
         caution=caution,
         by_console=by_console,
     )
