@@ -17,7 +17,7 @@ from relay.config.settings import Authentication
 from relay.console.access.identity import LoginNeededError, RefusedError
 from relay.console.access.start_token import WORDS
 from relay.console.access.writes import is_from_page
-from relay.console.forms import FieldError, Returned, sent_form
+from relay.console.forms import InputError, Returned, sent_form
 from relay.console.site import site_of
 from relay.console.templates import landing, page
 from relay.errors import (
@@ -66,7 +66,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         raise error
     if not isinstance(error, LoginNeededError):
         words = scrub(str(error))
-        wrong = {error.name: words} if isinstance(error, FieldError) else {}
+        wrong = {error.name: words} if isinstance(error, InputError) else {}
         return await _answer_form(request, status_of(error), wrong, words)
     if "HX-Request" in request.headers:  # a part of a page is asked for, and the whole page leads to the login
         return _answer(request, error.status, str(error), {"HX-Refresh": "true"})

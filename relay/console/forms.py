@@ -22,7 +22,7 @@ TOKEN_FORM = re.compile(r"([0-9]{1,12})\.[A-Za-z0-9_-]{22}")
 TOKEN_AGE = 23 * 3600  # seconds; what was answered to a token is kept for a day (repeats.py)
 
 
-class FieldError(UsageError):
+class InputError(UsageError):
     """What is wrong with one field of a form; nothing was done."""
 
     def __init__(self, name: str, words: str) -> None:

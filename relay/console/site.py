@@ -97,33 +97,52 @@ class Site:
             self.runner.wake()
         return given
 
+    def change(self, operation: Operation[Asked, Given], asked: Asked, who: Identity, once: Repeatable | None) -> None:
+        """Do an operation that changes the database alone, once, however often its form comes.
+
+        Raises:
+            RefusedError: the user's role does not allow it; or the form has done something else before.
+            OutboxError: as the operation; nothing was done.
+        """
+        self._do_once(operation, asked, who, once, note=lambda _: "")
+
     def order(
         self, operation: Operation[Asked, Given], asked: Asked, who: Identity, once: Repeatable | None
     ) -> RedirectResponse:
-        """Do an operation that orders a job, and return the way to the job's page.
+        """Do an operation that orders a job, and return the way to the job's page; raises as `change`.
 
         A form that comes twice is answered by the page of the job that it made the first time.
-
-        Raises:
-            RefusedError: the user's role does not allow it; or the form has made a job, and asks for another one.
-            OutboxError: as the operation; nothing was done.
         """
+        job = self._do_once(operation, asked, who, once, note=lambda given: str(job_of(given).id))
+        return RedirectResponse(f"/jobs/{job}", HTTPStatus.SEE_OTHER)
+
+    def _do_once(
+        self,
+        operation: Operation[Asked, Given],
+        asked: Asked,
+        who: Identity,
+        once: Repeatable | None,
+        *,
+        note: Callable[[Given], str],
+    ) -> str:
+        """Return the note of what was given, now or to an earlier form that was the same."""
         who.require(operation.role)
         servers, schema = self.servers(who), self.database.schema
         with self.database.session() as connection, connection.transaction():
             kept = once.claim(connection, schema, who.name) if once else None
             if kept is None:
-                given = operation.does(replace(servers, connect=lambda _: nullcontext(connection)), asked)
-                job = str(job_of(given).id)
+                noted = note(operation.does(replace(servers, connect=lambda _: nullcontext(connection)), asked))
                 if once:
-                    once.keep(connection, schema, who.name, status=HTTPStatus.SEE_OTHER, body=job.encode())
+                    once.keep(connection, schema, who.name, status=HTTPStatus.SEE_OTHER, body=noted.encode())
             else:
-                job = kept.body.decode()
+                noted = kept.body.decode()
         if kept and not kept.is_same:
-            words = f"this form has made job {job} before it was changed: send it again to make another job"
+            done = f"has made job {noted}" if noted else "was sent"
+            words = f"this form {done} before it was changed: send it again, if that is still wanted"
             raise RefusedError(HTTPStatus.CONFLICT, words)
-        self.runner.wake()
-        return RedirectResponse(f"/jobs/{job}", HTTPStatus.SEE_OTHER)
+        if operation.effect in (Effect.ORDERED, Effect.RESUMED):
+            self.runner.wake()
+        return noted
 
     def _all_failures(self) -> Sequence[Group]:
         everything = ListFailures(held=True, limit=MAX_ID)

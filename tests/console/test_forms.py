@@ -194,6 +194,19 @@ async def test_a_form_that_is_sent_twice_makes_one_job(
     assert jobs(database_url) == [(1, "discard")]
 
 
+async def test_a_job_that_is_ended_twice_by_one_form_is_ended(
+    client: httpx.AsyncClient, group: str, database_url: str
+) -> None:
+    await post(client, f"{group}/jobs", {"kind": "retry", "staged": "true"})
+    sent = filled("/jobs/1", "turn", once=forms.new_token(), why=LONG)
+
+    twice = [await post(client, "/jobs/1/cancel", sent) for _ in range(2)]
+    another = await post(client, "/jobs/1/cancel", {**sent, "once": forms.new_token()})
+
+    assert [each.status_code for each in twice] == [303, 303]
+    assert another.status_code == 422
+
+
 async def test_two_tabs_with_the_same_form_make_two_jobs(
     client: httpx.AsyncClient, group: str, database_url: str
 ) -> None:

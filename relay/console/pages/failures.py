@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from relay.console.access.identity import Identity
 from relay.console.consumers import SeenConsumers
 from relay.console.failure_groups import Counted
-from relay.console.forms import FieldError
+from relay.console.forms import InputError
 from relay.console.given import FormWords, Here, Once, Operator, Owner, Sessions, Viewer
 from relay.console.looks import Look
 from relay.console.repeats import Repeatable
@@ -89,9 +89,9 @@ class GroupPart(BaseModel):
     key: Words = ""
 
     def check_part(self) -> None:
-        """See that a part is chosen where a part is meant; FieldError else."""
+        """See that a part is chosen where a part is meant; InputError else."""
         if self.part != bool(self.id or self.type or self.key):
-            raise FieldError("key", "tick something or name a key for a part of the group; neither for all of it")
+            raise InputError("key", "tick something or name a key for a part of the group; neither for all of it")
 
     @property
     def query(self) -> str:
@@ -208,7 +208,7 @@ def order(site: Here, who: Operator, once: Once, *, group: GroupId, asked: Annot
     if kind is Kind.DISCARD:
         return RedirectResponse(f"/failures/{group}/discard?{asked.query}", HTTPStatus.SEE_OTHER)
     if not asked.why and (asked.queue or kind is Kind.ARCHIVE):
-        raise FieldError("why", _why(kind))
+        raise InputError("why", _why(kind))
     return _order(site, who, once, group=group, asked=asked)
 
 
@@ -270,7 +270,7 @@ def discard(site: Here, who: Owner, once: Once, *, group: GroupId, asked: Annota
     """Order a job that discards the group, or a part of it; the console runs it."""
     asked.check_part()
     if not asked.why:
-        raise FieldError("why", _why(Kind.DISCARD))
+        raise InputError("why", _why(Kind.DISCARD))
     return _order(site, who, once, group=group, asked=asked.ordered(Kind.DISCARD))
 
 
@@ -294,11 +294,11 @@ def probe(site: Here, who: Operator, group: str) -> Response:
 
 
 @router.post("/failures/{group}/held")
-def retry_held(site: Here, who: Operator, *, group: GroupId, why: FormWords = "") -> Response:
+def retry_held(site: Here, who: Operator, once: Once, *, group: GroupId, why: FormWords = "") -> Response:
     """Let the consumer try the held messages of the group now."""
     if not why:
-        raise FieldError("why", "say why: the audit keeps it")
-    site.do(held.retry, held.RetryHeld(group=group, why=why), who)
+        raise InputError("why", "say why: the audit keeps it")
+    site.change(held.retry, held.RetryHeld(group=group, why=why), who, once)
     site.consumers.wake()
     return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)
 

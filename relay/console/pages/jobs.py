@@ -7,8 +7,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.forms import FieldError
-from relay.console.given import FormWords, Here, Operator, Viewer
+from relay.console.forms import InputError
+from relay.console.given import FormWords, Here, Once, Operator, Viewer
 from relay.console.templates import page
 from relay.operate import jobs
 from relay.operate.asked import Id
@@ -37,6 +37,7 @@ def show_job(request: Request, site: Here, who: Viewer, job: Id) -> HTMLResponse
 def turn_job(
     site: Here,
     who: Operator,
+    once: Once,
     *,
     job: Id,
     turn: Literal["pause", "resume", "cancel"],
@@ -45,11 +46,11 @@ def turn_job(
     """Pause a job, let it go on, or end it for good."""
     match turn:
         case "pause":
-            site.do(jobs.pause, jobs.TurnJob(job=job, why=why), who)
+            site.change(jobs.pause, jobs.TurnJob(job=job, why=why), who, once)
         case "resume":
-            site.do(jobs.resume, jobs.TurnJob(job=job, why=why), who)
+            site.change(jobs.resume, jobs.TurnJob(job=job, why=why), who, once)
         case "cancel":
             if not why:
-                raise FieldError("why", "say why the job ends: the audit keeps it")
-            site.do(jobs.cancel, jobs.CancelJob(job=job, why=why), who)
+                raise InputError("why", "say why the job ends: the audit keeps it")
+            site.change(jobs.cancel, jobs.CancelJob(job=job, why=why), who, once)
     return RedirectResponse(f"/jobs/{job}", HTTPStatus.SEE_OTHER)

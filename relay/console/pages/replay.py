@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from relay.console.forms import FieldError, Returned
+from relay.console.forms import InputError, Returned
 from relay.console.given import Here, Once, Operator, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
@@ -53,18 +53,18 @@ class Wanted(BaseModel):
         return self == Wanted()
 
     def check_moments(self) -> None:
-        """See that the moments can be read; FieldError for the first that cannot."""
+        """See that the moments can be read; InputError for the first that cannot."""
         for name, text in (("since", self.since), ("until", self.until)):
             if text:
                 try:
                     parse_moment(text, "this field", datetime.now(UTC))
                 except UsageError as error:
-                    raise FieldError(name, str(error)) from None
+                    raise InputError(name, str(error)) from None
 
     def returned(self, error: UsageError) -> Returned:
         """Return the form as it was sent, with what is wrong."""
         values = {name: [text] for name, text in self.model_dump(mode="json").items()}
-        wrong = {error.name: str(error)} if isinstance(error, FieldError) else {}
+        wrong = {error.name: str(error)} if isinstance(error, InputError) else {}
         return Returned("", "filters", values, wrong, "" if wrong else str(error))
 
     def asked(self) -> ReplayFilter:
@@ -95,7 +95,7 @@ class ReplayOrder(Wanted):
         except ValueError:
             rate = 0
         if rate is not None and not LEAST_RATE <= rate < BELOW_RATE:
-            raise FieldError("rate", f"the rate is a number of messages a second, at least {LEAST_RATE}, such as 500")
+            raise InputError("rate", f"the rate is a number of messages a second, at least {LEAST_RATE}, such as 500")
         stages = STAGES if self.staged else ()
         return Caution(rate=rate, stages=stages, stop_when_failing=MOST_FAILING if stages else None)
 
@@ -104,7 +104,7 @@ def _message_id(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise FieldError("id", f"{text[:80]!r} is no message id") from None
+        raise InputError("id", f"{text[:80]!r} is no message id") from None
 
 
 @router.get("/replay")

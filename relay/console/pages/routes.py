@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.forms import FieldError
+from relay.console.forms import InputError
 from relay.console.given import FormWords, Here, Once, Operator, Owner, Viewer
 from relay.console.templates import page
 from relay.engine.session.session import LANES
@@ -42,17 +42,19 @@ async def routes(request: Request, site: Here, who: Viewer) -> HTMLResponse:
 
 
 @router.post("/routes/pause")
-def pause_route(site: Here, who: Operator, *, routing_key: Name, exchange: Name = "", why: FormWords = "") -> Response:
+def pause_route(
+    site: Here, who: Operator, once: Once, *, routing_key: Name, exchange: Name = "", why: FormWords = ""
+) -> Response:
     """Pause an address, whether it works or not."""
     asked = quarantine.PauseRoute(exchange=exchange, routing_key=routing_key, why=_reason(why))
-    site.do(quarantine.pause, asked, who)
+    site.change(quarantine.pause, asked, who, once)
     return _back()
 
 
 @router.post("/routes/{route}/resume")
-def resume_route(site: Here, who: Operator, *, route: Id, why: FormWords = "") -> Response:
+def resume_route(site: Here, who: Operator, once: Once, *, route: Id, why: FormWords = "") -> Response:
     """Let the relays try a paused route."""
-    site.do(quarantine.resume, quarantine.ResumeRoute(route=route, why=why), who)
+    site.change(quarantine.resume, quarantine.ResumeRoute(route=route, why=why), who, once)
     return _back()
 
 
@@ -68,21 +70,23 @@ def probe(site: Here, who: Operator, route: Id) -> Response:
 def discard(site: Here, who: Owner, once: Once, *, route: Id, why: FormWords = "") -> Response:
     """Order a job that gives up all rows of a route; the console runs it."""
     if not why:
-        raise FieldError("why", "say why: the audit keeps it with each row that you discard")
+        raise InputError("why", "say why: the audit keeps it with each row that you discard")
     return site.order(quarantine.discard, quarantine.ChangeRoute(route=route, why=why), who, once)
 
 
 @router.post("/routes/lanes/pause")
-def pause_lane(site: Here, who: Operator, *, lane: Annotated[Lane, Form()], why: FormWords = "") -> Response:
+def pause_lane(
+    site: Here, who: Operator, once: Once, *, lane: Annotated[Lane, Form()], why: FormWords = ""
+) -> Response:
     """Pause a lane."""
-    site.do(lanes.pause, lanes.PauseLane(lane=lane, why=_reason(why)), who)
+    site.change(lanes.pause, lanes.PauseLane(lane=lane, why=_reason(why)), who, once)
     return _back()
 
 
 @router.post("/routes/lanes/{lane}/resume")
-def resume_lane(site: Here, who: Operator, *, lane: Lane, why: FormWords = "") -> Response:
+def resume_lane(site: Here, who: Operator, once: Once, *, lane: Lane, why: FormWords = "") -> Response:
     """Let the relays carry a paused lane."""
-    site.do(lanes.resume, lanes.ResumeLane(lane=lane, why=why), who)
+    site.change(lanes.resume, lanes.ResumeLane(lane=lane, why=why), who, once)
     return _back()
 
 
@@ -92,5 +96,5 @@ def _back() -> Response:
 
 def _reason(why: str) -> str:
     if not why:
-        raise FieldError("why", "say why: the audit keeps it, and others see it while the pause lasts")
+        raise InputError("why", "say why: the audit keeps it, and others see it while the pause lasts")
     return why

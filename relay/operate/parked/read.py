@@ -10,14 +10,15 @@ from uuid import UUID
 
 import psycopg
 from psycopg.rows import class_row, dict_row
-from psycopg.sql import SQL, Composed, Identifier, Literal
+from psycopg.sql import SQL, Composed, Identifier
 from pydantic import ConfigDict
 
 from relay.engine.read.pending import MAY_BE_WRITTEN
 from relay.errors import NotFoundError
 from relay.operate.messages.whereabouts import RowId, as_parameters, whereabouts
 
-PARKED, ARCHIVED, DISCARDED = "parked", "archived", "discarded"  # states
+PARKED, ARCHIVED = "parked", "archived"  # states
+IS = {PARKED: SQL("'parked'"), ARCHIVED: SQL("'archived'"), "discarded": SQL("'discarded'")}
 
 IS_HEAD = SQL("""(row.held_behind IS NULL OR NOT EXISTS (
         SELECT FROM {schema}.message_state AS before WHERE before.state = 'parked' AND before.id = row.held_behind))""")
@@ -247,7 +248,7 @@ def composed(
     names = {"schema": Identifier(schema), "set_aside": SETTING_ASIDE}
     of_group = OF_GROUP if state == PARKED else OF_GROUP_SET_ASIDE
     matches = MATCHES.format(
-        state=Literal(state),
+        state=IS[state],
         of_group=SQL("true") if selection.group is None else of_group.format(**names),
         of_job=SQL("true") if selection.job is None else OF_JOB.format(**names),
     )
