@@ -17,9 +17,7 @@ from relay.observe.printable import utc
 from relay.operate import failures
 from relay.operate.asked import MAX_ID
 from relay.operate.failures import Group, Where, by_weight, list_held_groups, read_group
-from relay.operate.session import in_words, limit_statements
-from relay.servers.postgres.bounded_values import bound_values
-from relay.servers.postgres.database import connect
+from relay.operate.session import open_tables
 
 LIST_COLUMNS = (
     "group", "source", "count", "event", "place", "first", "last", "keys held", "retried", "cause",
@@ -114,16 +112,8 @@ def _read(
 
 
 def _held(inbox: InboxOptions, settings: Settings) -> list[Group]:
-    database = inbox.settings(settings.database)
-    lack = f"no held messages in schema {database.schema_name}"
-    connection = connect(database)
-    try:
-        with in_words(connection, lack, database.command_timeout, url="--inbox"):
-            limit_statements(connection, database.command_timeout)
-            bound_values(connection)
-            return list_held_groups(connection, database.schema_name)
-    finally:
-        connection.close()
+    with open_tables(inbox.settings(settings.database), lack="held messages", url="--inbox") as tables:
+        return list_held_groups(tables)
 
 
 def _row(group: Group) -> tuple[object, ...]:

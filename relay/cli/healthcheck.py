@@ -18,6 +18,6 @@ def healthcheck(
 ) -> ExitCode:
     """Exit with 0 if the relay of this host has a fresh heartbeat, else with 1 and the reason."""
     settings = options.load().settings
-    with session(settings.database) as connection:
-        check_health(connection, settings.database.schema_name, node or settings.relay.node, ready=ready)
+    with session(settings.database) as tables:
+        check_health(tables, node or settings.relay.node, ready=ready)
     return ExitCode.DONE

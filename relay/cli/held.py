@@ -12,9 +12,7 @@ from relay.cli.printing import counted, print_json, print_table, say
 from relay.observe.printable import utc
 from relay.operate import held
 from relay.operate.held import HeldMessage, list_held
-from relay.operate.session import in_words, limit_statements
-from relay.servers.postgres.bounded_values import bound_values
-from relay.servers.postgres.database import connect
+from relay.operate.session import open_tables
 
 app = App(name="held", help="See the messages that consumers hold, and let them be tried now.")
 
@@ -32,11 +30,8 @@ def list_(
 ) -> ExitCode:
     """List held messages, those of a key in order; what was not tried waits behind the first."""
     database = inbox.settings(options.load().settings.database)
-    lack = f"no held messages in schema {database.schema_name}"
-    with connect(database) as connection, in_words(connection, lack, database.command_timeout):
-        limit_statements(connection, database.command_timeout)
-        bound_values(connection)
-        messages = list_held(connection, database.schema_name, consumer=consumer, limit=limit)
+    with open_tables(database, lack="held messages") as tables:
+        messages = list_held(tables, consumer=consumer, limit=limit)
     if output == "json":
         print_json(messages)
     else:

@@ -91,10 +91,9 @@ def resume(
         return _have_resumed(options, job, audit, output)
     keep_libraries_quiet()
     settings = options.load().settings
-    schema = settings.database.schema_name
     refuse_pooler_of(settings)
-    with session(settings.database) as connection:
-        found = resume_job(connection, schema, job, by=audit.operator, why=audit.reason or None)
+    with session(settings.database) as tables:
+        found = resume_job(tables, job, by=audit.operator, why=audit.reason or None)
     match found.source:
         case Source.SENT:
             return run_replay(settings, found, rate, output)

@@ -70,9 +70,9 @@ def migrate(
         return _downgrade(settings, downgrade, limits, consent, force=force)
     if not check:
         operate.migrate(database, limits=limits, tell=aside)
-    with session(database) as connection:  # which refuses what is missing, behind, or too far ahead
+    with session(database) as tables:  # which refuses what is missing, behind, or too far ahead
         if check:
-            aside(login_of(connection))
+            aside(login_of(tables.connection))
     _say_version(database)
     return ExitCode.DONE
 

@@ -115,21 +115,14 @@ def replay(
         return _ask(options, asked, target, caution=caution, audit=audit, output=output)
     settings = options.load().settings
     refuse_pooler_of(settings)  # before there is a job that would keep days from retention
-    with session(settings.database, timeout=SCAN_TIMEOUT) as connection:
-        schema = settings.database.schema_name
-        selection = asked.selection(now(connection))
+    with session(settings.database, timeout=SCAN_TIMEOUT) as tables:
+        selection = asked.selection(now(tables.connection))
         asyncio.run(check_target(settings.broker, target.to_exchange, target.routing_key))
         job = order_replay(
-            connection,
-            schema,
-            selection,
-            by=audit.by,
-            why=audit.reason or None,
-            target=target.address,
-            caution=caution,
+            tables, selection, by=audit.by, why=audit.reason or None, target=target.address, caution=caution
         )
         # Now that the job keeps retention from dropping any day that is still there.
-        for line in left_out(connection, schema, selection):
+        for line in left_out(tables, selection):
             aside(line)
     return run_replay(settings, job, None, output)
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import psycopg
-from psycopg.rows import class_row
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 from starlette.concurrency import run_in_threadpool
 
 from relay.config.settings import Settings
@@ -151,9 +150,8 @@ class Consumers:
         return SeenConsumers(datetime.now(UTC), queues, missing, dict(sorted(letters.items())), held, reasons, error)
 
     def _read_held(self) -> list[HeldBy]:
-        statement = HELD.format(schema=Identifier(self._database.schema))
-        with self._database.session() as connection, connection.cursor(row_factory=class_row(HeldBy)) as cursor:
-            return cursor.execute(statement, {"late": LATE}).fetchall()
+        with self._database.session() as tables:
+            return tables.rows(HeldBy, HELD, {"late": LATE})
 
     async def _ask(self, broker: Connection, queues: Iterable[str], *, again_in: float) -> dict[str, QueueDepth]:
         """Return what the broker tells of the queues that are there; the others are asked for again in some seconds."""

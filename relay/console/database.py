@@ -11,7 +11,8 @@ from relay.errors import DatabaseUnavailableError
 from relay.operate.reconcile.inbox import OWN, of_inbox
 from relay.operate.session import in_words, limit_statements
 from relay.servers.postgres.bounded_values import bound_values
-from relay.servers.postgres.database import READ_COMMITTED, conninfo
+from relay.servers.postgres.database import SET_SESSION, conninfo
+from relay.servers.postgres.tables import Tables
 
 MOST_CONNECTIONS = 8
 INBOX_URL = "console.inbox_url"
@@ -28,17 +29,13 @@ def inbox_of(settings: Settings) -> DatabaseSettings | None:
 class Database:
     """A pool of connections, for functions that block: they run in threads.
 
-    Attributes:
-        schema: of the outbox tables.
-
     Args:
         url: what the operator calls its URL.
     """
 
     def __init__(self, database: DatabaseSettings, console: ConsoleSettings, *, url: str = OWN) -> None:
-        self.schema = database.schema_name
+        self._schema = database.schema_name
         self._url = url
-        self._lack = f"no outbox tables in schema {database.schema_name}"
         self._timeout = console.statement_timeout
         self._pool = ConnectionPool(
             lambda: conninfo(database, application_name="relay console"),
@@ -52,7 +49,7 @@ class Database:
         )
 
     def _configure(self, connection: psycopg.Connection) -> None:
-        connection.execute(READ_COMMITTED)
+        connection.execute(SET_SESSION)
         limit_statements(connection, self._timeout)
         bound_values(connection)
 
@@ -65,8 +62,8 @@ class Database:
         self._pool.close()
 
     @contextmanager
-    def session(self) -> Iterator[psycopg.Connection]:
-        """Yield an autocommit connection.
+    def session(self) -> Iterator[Tables]:
+        """Yield the tables on an autocommit connection.
 
         Raises:
             DatabaseUnavailableError: no connection, or it was lost.
@@ -77,8 +74,8 @@ class Database:
             try:
                 with (
                     self._pool.connection() as connection,
-                    in_words(connection, self._lack, self._timeout, url=self._url),
+                    in_words(connection, self._schema, self._timeout, url=self._url),
                 ):
-                    yield connection
+                    yield Tables(connection, self._schema)
             except (PoolTimeout, PoolClosed) as error:  # the latter while the console ends
                 raise DatabaseUnavailableError(f"no connection to PostgreSQL: {error}") from error

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
+
+from relay.servers.postgres.tables import Tables
 
 FORGET = SQL("DELETE FROM {schema}.api_answer WHERE begun_at < now() - interval '1 day'")
 # Of two that come at the same time, the second waits for the end of the first one's transaction.
@@ -48,24 +50,22 @@ class Repeatable:
     key: str
     digest: bytes
 
-    def claim(self, connection: psycopg.Connection, schema: str, by: str) -> Kept | None:
+    def claim(self, tables: Tables, by: str) -> Kept | None:
         """Take the key; return what is known when an earlier request has it."""
-        self._run(connection, schema, FORGET, by)
-        if self._run(connection, schema, CLAIM, by).rowcount:
+        self._run(tables, FORGET, by)
+        if self._run(tables, CLAIM, by).rowcount:
             return None
-        request, status, body = self._run(connection, schema, READ, by).fetchone() or (None, None, None)
+        request, status, body = self._run(tables, READ, by).fetchone() or (None, None, None)
         return Kept(request == self.digest, status, body or b"")
 
-    def keep(self, connection: psycopg.Connection, schema: str, by: str, *, status: int, body: bytes) -> None:
+    def keep(self, tables: Tables, by: str, *, status: int, body: bytes) -> None:
         """Keep the answer."""
-        self._run(connection, schema, KEEP, by, status=status, body=body)
+        self._run(tables, KEEP, by, status=status, body=body)
 
-    def give_up(self, connection: psycopg.Connection, schema: str, by: str) -> None:
+    def give_up(self, tables: Tables, by: str) -> None:
         """Let the key go: nothing was done."""
-        self._run(connection, schema, GIVE_UP, by)
+        self._run(tables, GIVE_UP, by)
 
-    def _run(
-        self, connection: psycopg.Connection, schema: str, statement: SQL, by: str, **more: Any
-    ) -> psycopg.Cursor[Any]:
+    def _run(self, tables: Tables, statement: SQL, by: str, **more: Any) -> psycopg.Cursor[Any]:
         values = {"by": by, "key": self.key, "request": self.digest, **more}
-        return connection.execute(statement.format(schema=Identifier(schema)), values)
+        return tables.execute(statement, values)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 import psycopg
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 
 from relay.config.settings import Settings
 from relay.errors import BusyError, DeadlineError, JobTurnedError, OutboxError, PartlyDoneError, UnavailableError
@@ -24,6 +24,7 @@ from relay.operate.session import session
 from relay.runtime.backoff import wait_for_event
 from relay.servers.postgres.database import one_line
 from relay.servers.postgres.statement_fault import StatementFault, fault_of
+from relay.servers.postgres.tables import Tables
 
 log = get_logger(__name__)
 
@@ -49,7 +50,6 @@ class Runner:
 
     def __init__(self, settings: Settings, note: Callable[[Exception], None]) -> None:
         self._settings = settings
-        self._schema = settings.database.schema_name
         self._note = note
         self._wanted = {kind: asyncio.Event() for kind in KINDS}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -95,7 +95,7 @@ class Runner:
         for job in await asyncio.to_thread(self._in_session, partial(self._waiting, sources=sources)):
             if self._stopping.is_set():
                 return
-            read = partial(read_job, schema=self._schema, job=job)
+            read = partial(read_job, job=job)
             try:
                 found = await asyncio.to_thread(self._in_session, read)
                 run = run_of(self._settings, found, work_of(self._settings, found))
@@ -110,13 +110,12 @@ class Runner:
                 pause = partial(self._pause, job=job, because=self._reason_to_pause(job, error))
                 await asyncio.to_thread(self._in_session, pause)
 
-    def _in_session(self, work: Callable[[psycopg.Connection], Result]) -> Result:
-        with session(self._settings.database) as connection:
-            return work(connection)
+    def _in_session(self, work: Callable[[Tables], Result]) -> Result:
+        with session(self._settings.database) as tables:
+            return work(tables)
 
-    def _waiting(self, connection: psycopg.Connection, sources: Sequence[Source]) -> list[int]:
-        found = connection.execute(WAITING.format(schema=Identifier(self._schema)), {"sources": list(sources)})
-        return [id_ for (id_,) in found.fetchall()]
+    def _waiting(self, tables: Tables, sources: Sequence[Source]) -> list[int]:
+        return [id_ for (id_,) in tables.execute(WAITING, {"sources": list(sources)})]
 
     def _reason_to_pause(self, job: int, error: Exception) -> str | None:
         """Return why a job cannot go on without an operator; None if others run it, or have turned it.
@@ -134,9 +133,9 @@ class Runner:
         log.error("console.job_failed", job=job, exc_info=error)
         return in_words(error)
 
-    def _pause(self, connection: psycopg.Connection, job: int, because: str | None) -> None:
+    def _pause(self, tables: Tables, job: int, because: str | None) -> None:
         if because is not None:
-            pause_itself(connection, self._schema, job, because=because)
+            pause_itself(tables, job, because=because)
 
     def _tell(self, job: Job) -> None:
         figures = {"done": job.done, "failed": job.failed}

@@ -156,15 +156,10 @@ class Sampler:
         self._number += 1
         status, latency, error = None, None, None
         try:
-            with self._database.session() as connection:
+            with self._database.session() as tables:
                 before = self._before()
-                status = read_status(
-                    connection,
-                    self._database.schema,
-                    progress_timeout=self._settle_after,
-                    published_before=before,
-                )
-                latency = read_latency(connection, self._database.schema)
+                status = read_status(tables, progress_timeout=self._settle_after, published_before=before)
+                latency = read_latency(tables)
         except OutboxError as failure:
             error = scrub(str(failure))
         except Exception as failure:  # the next look may go well

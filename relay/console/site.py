@@ -127,13 +127,13 @@ class Site:
     ) -> str:
         """Return the note of what was given, now or to an earlier form that was the same."""
         who.require(operation.role)
-        servers, schema = self.servers(who), self.database.schema
-        with self.database.session() as connection, connection.transaction():
-            kept = once.claim(connection, schema, who.name) if once else None
+        servers = self.servers(who)
+        with self.database.session() as tables, tables.transaction():
+            kept = once.claim(tables, who.name) if once else None
             if kept is None:
-                noted = note(operation.does(replace(servers, connect=lambda _: nullcontext(connection)), asked))
+                noted = note(operation.does(replace(servers, connect=lambda _: nullcontext(tables)), asked))
                 if once:
-                    once.keep(connection, schema, who.name, status=HTTPStatus.SEE_OTHER, body=noted.encode())
+                    once.keep(tables, who.name, status=HTTPStatus.SEE_OTHER, body=noted.encode())
             else:
                 noted = kept.body.decode()
         if kept and not kept.is_same:

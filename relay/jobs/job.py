@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 
 from relay.errors import BusyError, NotFoundError, UsageError
 from relay.retention.kind import replay_lock
-from relay.servers.postgres.database import one
+from relay.servers.postgres.tables import Tables
 
 
 class Kind(StrEnum):
@@ -167,7 +167,7 @@ MAKE = SQL("""
 """)
 
 
-def make_job(connection: psycopg.Connection, schema: str, order: Order) -> Job:
+def make_job(tables: Tables, order: Order) -> Job:
     """Write a job down, and return it; it selects what is there now, and nothing that comes later."""
     caution = order.caution
     values = {
@@ -184,10 +184,9 @@ def make_job(connection: psycopg.Connection, schema: str, order: Order) -> Job:
         "stop_when_failing": caution.stop_when_failing,
     }
     column, value = (SQL(", by_console"), SQL(", true")) if order.by_console else (SQL(""), SQL(""))
-    names = {"schema": Identifier(schema), "lock": replay_lock(schema)}
-    statement = MAKE.format(**names, console_column=column, by_console=value)
-    (job,) = one(connection.execute(statement, values).fetchone())
-    return read_job(connection, schema, job)
+    lock = replay_lock(tables.schema)
+    (job,) = tables.one(MAKE, values, lock=lock, console_column=column, by_console=value)
+    return read_job(tables, job)
 
 
 def operator(by: str | None = None) -> str:
@@ -224,20 +223,18 @@ READ_JOBS = SQL("""
 """)
 
 
-def list_jobs(
-    connection: psycopg.Connection, schema: str, *, limit: int, kind: Kind | None = None, before: int | None = None
-) -> list[Job]:
+def list_jobs(tables: Tables, *, limit: int, kind: Kind | None = None, before: int | None = None) -> list[Job]:
     """Return the newest jobs, or the newest before the job `before`, the newest first."""
-    return _read(connection, schema, {"id": None, "limit": limit, "kind": kind, "before": before})
+    return _read(tables, {"id": None, "limit": limit, "kind": kind, "before": before})
 
 
-def read_job(connection: psycopg.Connection, schema: str, job: int) -> Job:
+def read_job(tables: Tables, job: int) -> Job:
     """Return one job.
 
     Raises:
         NotFoundError: there is no job of this id.
     """
-    if not (found := _read(connection, schema, {"id": job, "limit": 1, "kind": None, "before": None})):
+    if not (found := _read(tables, {"id": job, "limit": 1, "kind": None, "before": None})):
         raise NotFoundError(f"there is no job {job}: see `relay jobs list`")
     return found[0]
 
@@ -248,13 +245,9 @@ LIST_FAILURES = SQL("""
 """)
 
 
-def list_failures(
-    connection: psycopg.Connection, schema: str, job: int, *, limit: int, after: int = 0
-) -> list[JobFailure]:
+def list_failures(tables: Tables, job: int, *, limit: int, after: int = 0) -> list[JobFailure]:
     """Return the first rows behind the id `after`, by id, that failed in the job."""
-    with connection.cursor(row_factory=class_row(JobFailure)) as cursor:
-        statement = LIST_FAILURES.format(schema=Identifier(schema))
-        return cursor.execute(statement, {"job": job, "limit": limit, "after": after}).fetchall()
+    return tables.rows(JobFailure, LIST_FAILURES, {"job": job, "limit": limit, "after": after})
 
 
 # What ends or continues a job, and the note of it, are one statement.
@@ -269,17 +262,15 @@ TURN = SQL("""
 """)
 
 
-def cancel_job(connection: psycopg.Connection, schema: str, job: int, *, by: str, why: str) -> Job:
+def cancel_job(tables: Tables, job: int, *, by: str, why: str) -> Job:
     """End a job for good, and return it; a process that runs it stops when it saves its position the next time.
 
     Raises:
         NotFoundError: there is no job of this id.
         UsageError: it has ended already.
     """
-    changed = _turn(
-        connection, schema, job, "cancelled", from_states=("open", "paused"), command="cancel", by=by, why=why
-    )
-    found = read_job(connection, schema, job)
+    changed = _turn(tables, job, "cancelled", from_states=("open", "paused"), command="cancel", by=by, why=why)
+    found = read_job(tables, job)
     return found if changed else cancellable(found)
 
 
@@ -290,7 +281,7 @@ def cancellable(job: Job) -> Job:
     return job
 
 
-def pause_job(connection: psycopg.Connection, schema: str, job: int, *, by: str, why: str | None) -> Job:
+def pause_job(tables: Tables, job: int, *, by: str, why: str | None) -> Job:
     """Pause a job, and return it; a process that runs it stops when it saves its position the next time.
 
     Raises:
@@ -298,8 +289,8 @@ def pause_job(connection: psycopg.Connection, schema: str, job: int, *, by: str,
         UsageError: it has ended already.
     """
     because = f"paused by {by}" + (f": {why}" if why else "")
-    _turn(connection, schema, job, "paused", from_states=("open",), command="pause", by=by, why=why, because=because)
-    found = read_job(connection, schema, job)
+    _turn(tables, job, "paused", from_states=("open",), command="pause", by=by, why=why, because=because)
+    found = read_job(tables, job)
     if found.is_over:
         raise UsageError(f"{found.words} is {found.state}: there is nothing to pause")
     return found
@@ -311,12 +302,12 @@ PAUSE = SQL("""
 """)
 
 
-def pause_itself(connection: psycopg.Connection, schema: str, job: int, *, because: str) -> None:
+def pause_itself(tables: Tables, job: int, *, because: str) -> None:
     """Pause a job that cannot go on by itself, and say why."""
-    connection.execute(PAUSE.format(schema=Identifier(schema)), {"job": job, "because": because})
+    tables.execute(PAUSE, {"job": job, "because": because})
 
 
-def resume_job(connection: psycopg.Connection, schema: str, job: int, *, by: str, why: str | None = None) -> Job:
+def resume_job(tables: Tables, job: int, *, by: str, why: str | None = None) -> Job:
     """Let a job go on that was paused or interrupted, and return it; the caller runs it.
 
     Raises:
@@ -324,13 +315,13 @@ def resume_job(connection: psycopg.Connection, schema: str, job: int, *, by: str
         BusyError: a process runs it.
         UsageError: it has ended already.
     """
-    found = read_job(connection, schema, job)
+    found = read_job(tables, job)
     if found.state is JobState.RUNNING:
         raise BusyError(f"{found.words} is run by another process")
     if found.is_over:
         raise UsageError(f"{found.words} is {found.state}: there is nothing to resume")
-    _turn(connection, schema, job, "open", from_states=("paused",), command="resume", by=by, why=why)
-    return read_job(connection, schema, job)
+    _turn(tables, job, "open", from_states=("paused",), command="resume", by=by, why=why)
+    return read_job(tables, job)
 
 
 # By the lock others see that a job runs.
@@ -344,8 +335,7 @@ def lock_name(schema: str) -> Literal:
 
 
 def _turn(
-    connection: psycopg.Connection,
-    schema: str,
+    tables: Tables,
     job: int,
     state: str,
     *,
@@ -356,16 +346,11 @@ def _turn(
     because: str | None = None,
 ) -> bool:
     values = {"id": job, "state": state, "from_states": list(from_states), "command": f"jobs {command}"}
-    done = connection.execute(
-        TURN.format(schema=Identifier(schema)), {**values, "by": by, "why": why, "because": because}
-    )
-    return done.rowcount > 0
+    return tables.execute(TURN, {**values, "by": by, "why": why, "because": because}).rowcount > 0
 
 
-def _read(connection: psycopg.Connection, schema: str, values: dict[str, Any]) -> list[Job]:
-    statement = READ_JOBS.format(schema=Identifier(schema), lock=lock_name(schema))
-    with connection.cursor(row_factory=class_row(Job)) as cursor:
-        return cursor.execute(statement, values).fetchall()
+def _read(tables: Tables, values: dict[str, Any]) -> list[Job]:
+    return tables.rows(Job, READ_JOBS, values, lock=lock_name(tables.schema))
 
 
 async def read_running(connection: psycopg.AsyncConnection, schema: str, job: int) -> Job | None:

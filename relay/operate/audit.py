@@ -5,12 +5,11 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-import psycopg
-from psycopg.rows import class_row
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 
 from relay.errors import UsageError
 from relay.operate.asked import MAX_ID
+from relay.servers.postgres.tables import Tables
 
 FORM = re.compile(r"([0-9]{1,19})-([0-9]{1,19})-([0-9]{1,19})")
 
@@ -60,13 +59,13 @@ class Deeds:
     next: str | None  # names the place of the next page
 
 
-def note(connection: psycopg.Connection, schema: str, command: str, target: str, *, by: str, why: str | None) -> None:
+def note(tables: Tables, command: str, target: str, *, by: str, why: str | None) -> None:
     """Note what an operator does to one thing, in the caller's transaction."""
     values = {"command": command, "target": target, "by": by, "why": why}
-    connection.execute(NOTE.format(schema=Identifier(schema)), values)
+    tables.execute(NOTE, values)
 
 
-def list_deeds(connection: psycopg.Connection, schema: str, *, limit: int, after: str | None = None) -> Deeds:
+def list_deeds(tables: Tables, *, limit: int, after: str | None = None) -> Deeds:
     """Return the newest deeds, or those behind the place `after`.
 
     Raises:
@@ -75,9 +74,7 @@ def list_deeds(connection: psycopg.Connection, schema: str, *, limit: int, after
     befores = _befores(after)
     pages: list[list[Deed]] = []
     for statement, before in zip(SOURCES, befores, strict=True):
-        with connection.cursor(row_factory=class_row(Deed)) as cursor:
-            values = {"before": before, "limit": limit + 1}
-            pages.append(cursor.execute(statement.format(schema=Identifier(schema)), values).fetchall())
+        pages.append(tables.rows(Deed, statement, {"before": before, "limit": limit + 1}))
     merged = list(heapq.merge(*pages, key=lambda deed: deed.done_at, reverse=True))
     shown = merged[:limit]
     if len(merged) == len(shown):

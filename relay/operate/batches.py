@@ -18,6 +18,7 @@ from relay.observe.printable import utc
 from relay.operate.asked import AppId, Closed, Limit, Reasoned, Version
 from relay.operate.audit import note
 from relay.operate.operation import Effect, Role, Servers, operation
+from relay.servers.postgres.tables import Tables
 
 GIVE_UP = SQL("SELECT {schema}.give_up_batch(%(app_id)s, %(version)s, %(by)s, %(why)s)")
 
@@ -113,29 +114,27 @@ def number_of(row: str, name: str) -> Composable:
     return NUMBER.format(row=Identifier(row), name=Literal(name))
 
 
-def list_batches(connection: psycopg.Connection, schema: str, *, limit: int) -> list[BatchStatus]:
+def list_batches(tables: Tables, *, limit: int) -> list[BatchStatus]:
     """Return the newest batches: first those that are begun, then the others as they ended."""
-    begun, *ended = (list(_newest(connection, schema, state, limit)) for state in BatchState)
+    begun, *ended = (list(_newest(tables, state, limit)) for state in BatchState)
     newest = sorted((each for batches in ended for each in batches), key=lambda each: each.at, reverse=True)
     return [*begun, *newest][:limit]
 
 
-def read_batch(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> BatchStatus:
+def read_batch(tables: Tables, app_id: str, version: int) -> BatchStatus:
     """Return a batch.
 
     Raises:
         NotFoundError: the ledger does not have it.
     """
     for state in BatchState:
-        found = _rows(connection, ONE.format(read=_read(schema, state)), app_id=app_id, version=version)
+        found = _rows(tables, ONE.format(read=_read(tables, state)), app_id=app_id, version=version)
         if found:
             return found[0]
     raise NotFoundError(f"no batch {app_id!r} version {version} is in the ledger: `relay batches list` has the newest")
 
 
-def give_up_batch(
-    connection: psycopg.Connection, schema: str, app_id: str, version: int, *, by: str, why: str
-) -> BatchStatus:
+def give_up_batch(tables: Tables, app_id: str, version: int, *, by: str, why: str) -> BatchStatus:
     """Let no more of a batch be written, which was begun in pieces; return it.
 
     The pieces that are written stay, and so do their events. The name cannot be written again.
@@ -145,36 +144,35 @@ def give_up_batch(
         UsageError: it has ended already.
         BusyError: a job is writing a piece or the end of it.
     """
-    with connection.transaction():
+    with tables.transaction():
         try:
-            with connection.transaction():
+            with tables.transaction():
                 values = {"app_id": app_id, "version": version, "by": by, "why": why}
-                ((answer,),) = connection.execute(GIVE_UP.format(schema=Identifier(schema)), values).fetchall()
+                (answer,) = tables.one(GIVE_UP, values)
         except psycopg.errors.LockNotAvailable:
-            raise BusyError(_who_writes(connection, schema, app_id, version)) from None
-        found = read_batch(connection, schema, app_id, version)
+            raise BusyError(_who_writes(tables, app_id, version)) from None
+        found = read_batch(tables, app_id, version)
         if answer != "done":
             ended = f"by {found.given_up_by}: {found.given_up_why}" if found.given_up_by else f"at {utc(found.at)}"
             raise UsageError(f"batch {app_id!r} version {version} is {found.state.replace('_', ' ')} already, {ended}")
-        note(connection, schema, "batches give-up", found.name, by=by, why=why)
+        note(tables, "batches give-up", found.name, by=by, why=why)
         return found
 
 
-def _newest(connection: psycopg.Connection, schema: str, state: BatchState, limit: int) -> list[BatchStatus]:
+def _newest(tables: Tables, state: BatchState, limit: int) -> list[BatchStatus]:
     at, _ = IN_STATE[state]
-    return _rows(connection, NEWEST.format(read=_read(schema, state), at=at), limit=limit)
+    return _rows(tables, NEWEST.format(read=_read(tables, state), at=at), limit=limit)
 
 
-def _read(schema: str, state: BatchState) -> Composed:
+def _read(tables: Tables, state: BatchState) -> Composed:
     at, condition = IN_STATE[state]
     names = {"rows": number_of("batch", "rows"), "piece_rows": number_of("piece", "rows")}
     names |= {each: number_of("batch", each) for each in ("messages", "seconds", "repeats")}
-    within = condition.format(schema=Identifier(schema))
-    return READ.format(schema=Identifier(schema), state=Literal(state), at=at, condition=within, **names)
+    return tables.sql(READ, state=Literal(state), at=at, condition=tables.sql(condition), **names)
 
 
-def _rows(connection: psycopg.Connection, statement: Composed, **values: object) -> list[BatchStatus]:
-    with connection.cursor(row_factory=kwargs_row(_status)) as cursor:
+def _rows(tables: Tables, statement: Composed, **values: object) -> list[BatchStatus]:
+    with tables.connection.cursor(row_factory=kwargs_row(_status)) as cursor:
         return cursor.execute(statement, values).fetchall()
 
 
@@ -182,8 +180,8 @@ def _status(**columns: object) -> BatchStatus:
     return BatchStatus(**{**columns, "state": BatchState(str(columns["state"]))})  # type: ignore[arg-type]
 
 
-def _who_writes(connection: psycopg.Connection, schema: str, app_id: str, version: int) -> str:
-    ((writers,),) = connection.execute(WRITERS, {"ledger": f"{schema}.batch"}).fetchall()
+def _who_writes(tables: Tables, app_id: str, version: int) -> str:
+    ((writers,),) = tables.connection.execute(WRITERS, {"ledger": f"{tables.schema}.batch"}).fetchall()
     return (
         f"batch {app_id!r} version {version} is being written, by {writers or 'a session that has ended since'}:"
         " stop the job, then give it up"
@@ -213,19 +211,19 @@ class GiveUp(Reasoned):
 @operation("batches.list", "GET /batches", Role.VIEWER)
 def list_(at: Servers, asked: ListBatches) -> list[BatchStatus]:
     """List the newest batches: first those that are begun and not committed."""
-    with at.connect(None) as connection:
-        return list_batches(connection, at.schema, limit=asked.limit)
+    with at.connect(None) as tables:
+        return list_batches(tables, limit=asked.limit)
 
 
 @operation("batches.show", "GET /batches/show", Role.VIEWER)
 def show(at: Servers, asked: ShowBatch) -> BatchStatus:
     """Show one batch."""
-    with at.connect(None) as connection:
-        return read_batch(connection, at.schema, asked.app_id, asked.version)
+    with at.connect(None) as tables:
+        return read_batch(tables, asked.app_id, asked.version)
 
 
 @operation("batches.give_up", "POST /batches/give-up", Role.OPERATOR, Effect.STORED)
 def give_up(at: Servers, asked: GiveUp) -> BatchStatus:
     """Let no more of a batch be written, which was begun in pieces; what is written stays."""
-    with at.connect(None) as connection:
-        return give_up_batch(connection, at.schema, asked.app_id, asked.version, by=at.by, why=asked.why)
+    with at.connect(None) as tables:
+        return give_up_batch(tables, asked.app_id, asked.version, by=at.by, why=asked.why)

@@ -12,9 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-import psycopg
-from psycopg.rows import class_row
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 from pydantic import Field
 
 from relay.errors import NotFoundError
@@ -26,6 +24,7 @@ from relay.operate.letters.work import queues_of
 from relay.operate.operation import Role, Servers, operation
 from relay.operate.routes.quarantine import SOURCE as OF_ROUTES
 from relay.operate.routes.quarantine import failing_routes, route_group
+from relay.servers.postgres.tables import Tables
 
 
 class Where(StrEnum):
@@ -103,14 +102,14 @@ HELD = SQL("""
 RETRIED = SQL("SELECT id, retried FROM {schema}.failure WHERE id = ANY (%(ids)s) AND retried > 0")
 
 
-def list_parked_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
+def list_parked_groups(tables: Tables) -> list[Group]:
     """Return the groups of parked rows, the largest first, without rows that only wait behind another one."""
-    return _read(connection, schema, PARKED)
+    return _read(tables, PARKED)
 
 
-def list_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
+def list_groups(tables: Tables) -> list[Group]:
     """Return the groups of parked rows and of routes in quarantine, the largest first of each."""
-    return [*list_parked_groups(connection, schema), *list_route_groups(connection, schema)]
+    return [*list_parked_groups(tables), *list_route_groups(tables)]
 
 
 def by_weight(groups: Iterable[Group]) -> list[Group]:
@@ -118,10 +117,10 @@ def by_weight(groups: Iterable[Group]) -> list[Group]:
     return sorted(groups, key=lambda group: -group.count)
 
 
-def list_route_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
+def list_route_groups(tables: Tables) -> list[Group]:
     """Return the groups of routes in quarantine; their count is that of the rows that wait for them."""
     groups: dict[str, Group] = {}
-    for route in failing_routes(connection, schema):
+    for route in failing_routes(tables):
         cause = cause_of(route.reason)
         id_ = route_group(route.reason, route.exchange)
         merged = groups.get(id_)
@@ -141,9 +140,9 @@ def list_route_groups(connection: psycopg.Connection, schema: str) -> list[Group
     return sorted(groups.values(), key=lambda group: (-group.count, group.id))
 
 
-def list_held_groups(connection: psycopg.Connection, schema: str) -> list[Group]:
+def list_held_groups(tables: Tables) -> list[Group]:
     """Return the groups of messages that consumers hold, by consumer, the largest first; `schema` is the inbox's."""
-    return _read(connection, schema, HELD)
+    return _read(tables, HELD)
 
 
 def group_letters(letters: Iterable[Letter], queue: str) -> list[Group]:
@@ -172,10 +171,10 @@ def group_letters(letters: Iterable[Letter], queue: str) -> list[Group]:
     return sorted(groups.values(), key=lambda group: (-group.count, group.id))
 
 
-def with_retries(connection: psycopg.Connection, schema: str, groups: Sequence[Group]) -> list[Group]:
+def with_retries(tables: Tables, groups: Sequence[Group]) -> list[Group]:
     """Return the groups with what the database knows of their retries."""
     ids = {"ids": [group.id for group in groups]}
-    retried: dict[str, int] = dict(connection.execute(RETRIED.format(schema=Identifier(schema)), ids).fetchall())
+    retried: dict[str, int] = dict(tables.execute(RETRIED, ids).fetchall())
     return [replace(group, retried=retried.get(group.id, group.retried)) for group in groups]
 
 
@@ -191,9 +190,8 @@ def read_group(groups: Sequence[Group], id_: str) -> Group:
     raise NotFoundError(f"there is no failure group {id_} now: see `relay failures list`")
 
 
-def _read(connection: psycopg.Connection, schema: str, statement: SQL) -> list[Group]:
-    with connection.cursor(row_factory=class_row(Group)) as cursor:
-        return cursor.execute(statement.format(schema=Identifier(schema))).fetchall()
+def _read(tables: Tables, statement: SQL) -> list[Group]:
+    return tables.rows(Group, statement)
 
 
 class ListFailures(Closed):
@@ -233,16 +231,16 @@ def look(at: Servers, asked: LookForFailures) -> Failures:
 
 def _failures(at: Servers, asked: ListFailures, queues: Sequence[str]) -> Failures:
     warnings: list[str] = []
-    with at.connect(None) as connection:
-        groups = list_groups(connection, at.schema)
+    with at.connect(None) as tables:
+        groups = list_groups(tables)
         for queue in queues:
             _, dead = queues_of(queue)
             letters: list[Letter] = []
             read = asyncio.run(read_letters(at.settings.broker, dead, LetterSelection(), _append_to(letters)))
-            groups += with_retries(connection, at.schema, group_letters(letters, dead))
+            groups += with_retries(tables, group_letters(letters, dead))
             warnings += [read.warning] if read.warning else []
         if asked.held:
-            groups += list_held_groups(connection, at.schema)
+            groups += list_held_groups(tables)
     chosen = by_weight(each for each in groups if asked.group is None or each.id == asked.group)
     return Failures(chosen[: asked.limit], len(chosen), warnings)
 

@@ -5,10 +5,10 @@ A separate module, since the whole status takes longer to import than to read.
 
 from enum import StrEnum
 
-import psycopg
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 
 from relay.errors import NotReadyError
+from relay.servers.postgres.tables import Tables
 
 NODE_STALE_AFTER = 10.0  # seconds without a heartbeat, by the database's clock
 
@@ -28,13 +28,13 @@ READ_NODE = SQL("""
 """)
 
 
-def check_health(connection: psycopg.Connection, schema: str, name: str, *, ready: bool) -> None:
+def check_health(tables: Tables, name: str, *, ready: bool) -> None:
     """Do nothing if the relay `name` is alive (and, with `ready`, can deliver).
 
     Raises:
         NotReadyError: says what is wrong. Parked rows are no reason: they need an operator, not a restart.
     """
-    row = connection.execute(READ_NODE.format(schema=Identifier(schema)), {"name": name}).fetchone()
+    row = tables.execute(READ_NODE, {"name": name}).fetchone()
     if row is None:
         raise NotReadyError(
             f"no relay named {name} has ever written a heartbeat: start `relay run`, or check relay.node"

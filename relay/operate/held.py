@@ -5,16 +5,14 @@ from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
-import psycopg
-from psycopg.rows import class_row
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 from pydantic import Field
 
 from relay.consume.failed.held_table import CLAIM_FOR
 from relay.errors import NotFoundError
 from relay.operate.asked import Closed, Group, Reasoned, check_choice
 from relay.operate.operation import BULK_TIMEOUT, Effect, Role, Servers, operation
-from relay.servers.postgres.database import one
+from relay.servers.postgres.tables import Tables
 
 LIST = SQL("""
     SELECT consumer_name AS consumer, key, message_id, event_type, attempts, held_at,
@@ -40,11 +38,10 @@ class HeldMessage:
     error: str  # of the last try
 
 
-def list_held(connection: psycopg.Connection, schema: str, *, consumer: str | None, limit: int) -> list[HeldMessage]:
+def list_held(tables: Tables, *, consumer: str | None, limit: int) -> list[HeldMessage]:
     """Return held messages, those of a key together and in its order."""
     values = {"consumer": consumer, "limit": limit}
-    with connection.cursor(row_factory=class_row(HeldMessage)) as cursor:
-        return cursor.execute(LIST.format(schema=Identifier(schema)), values).fetchall()
+    return tables.rows(HeldMessage, LIST, values)
 
 
 # What was never tried waits behind another message of its key, and follows by itself. What a consumer has in hand keeps
@@ -71,14 +68,14 @@ RETRY = SQL("""
 ALL = "all"  # the target in the audit when no group is named
 
 
-def retry_held(connection: psycopg.Connection, schema: str, group: str | None, *, by: str, why: str) -> int:
+def retry_held(tables: Tables, group: str | None, *, by: str, why: str) -> int:
     """Make what failed due now, of a group or all; return of how many messages. Consumers notice within seconds.
 
     Raises:
         NotFoundError: no message of this group is held.
     """
     values = {"group": group, "all": ALL, "by": by, "why": why, "claim": CLAIM_FOR}
-    failed, changed = one(connection.execute(RETRY.format(schema=Identifier(schema)), values).fetchone())
+    failed, changed = tables.one(RETRY, values)
     if group is not None and not failed:
         raise NotFoundError(f"no message of failure group {group} is held: see `relay failures list --held`")
     return int(changed)
@@ -101,5 +98,5 @@ class Retried(Closed):
 def retry(at: Servers, asked: RetryHeld) -> Retried:
     """Let the consumers try what failed now, in place of waiting for the next try."""
     check_choice(is_filtered=asked.group is not None, is_all=asked.all)
-    with at.connect(BULK_TIMEOUT) as connection:
-        return Retried(messages=retry_held(connection, at.schema, asked.group, by=at.by, why=asked.why))
+    with at.connect(BULK_TIMEOUT) as tables:
+        return Retried(messages=retry_held(tables, asked.group, by=at.by, why=asked.why))

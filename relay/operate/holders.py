@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 import psycopg
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 
 from relay.engine.nodes.vacuum import HELD_LONG, HOLDERS, Holder
 from relay.operate.routes.quarantine import IS_BEHIND
 from relay.servers.postgres.database import one
+from relay.servers.postgres.tables import Tables
 
 BRING_STANDBY = "bring it back, or take it out of synchronous_standby_names"
 
@@ -144,14 +145,13 @@ class HeldUp:
         return f"role {self.by} holds up {rows} of role {self.of}, by {self.state} rows of their keys"
 
 
-def held_up(connection: psycopg.Connection, schema: str, *, looked_at: int | None = None) -> list[HeldUp]:
+def held_up(tables: Tables, *, looked_at: int | None = None) -> list[HeldUp]:
     """Return whose rows hold up whose, most rows first, ten pairs of roles at most.
 
     Args:
         looked_at: how many of the rows that wait in a state are looked at; all unless given.
     """
-    statement = HELD_UP.format(schema=Identifier(schema), is_behind=IS_BEHIND)
-    return [HeldUp(*row) for row in connection.execute(statement, {"looked_at": looked_at})]
+    return [HeldUp(*row) for row in tables.execute(HELD_UP, {"looked_at": looked_at}, is_behind=IS_BEHIND)]
 
 
 def commits_without_standby(connection: psycopg.Connection) -> WaitingCommits | None:
@@ -172,10 +172,10 @@ def long_holders(connection: psycopg.Connection) -> list[Holder]:
     return [holder for holder in found if (holder.age_s or 0) >= HELD_LONG]
 
 
-def foreign_locks(connection: psycopg.Connection, schema: str) -> list[ForeignLock]:
+def foreign_locks(tables: Tables) -> list[ForeignLock]:
     """Return the advisory locks of ours in foreign hands. Empty when the views are not readable."""
     try:
-        found = connection.execute(FOREIGN_LOCKS, {"schema": schema}).fetchall()
+        found = tables.connection.execute(FOREIGN_LOCKS, {"schema": tables.schema}).fetchall()
     except psycopg.errors.InsufficientPrivilege:
         return []
-    return [ForeignLock(pid, role, application, f"{schema}{name}") for pid, role, application, name in found]
+    return [ForeignLock(pid, role, application, f"{tables.schema}{name}") for pid, role, application, name in found]

@@ -104,8 +104,8 @@ class CancelJob(Reasoned):
 def list_(at: Servers, asked: ListJobs) -> JobPage:
     """List jobs, the newest first."""
     before = read_cursor(JOBS, asked.cursor)
-    with at.connect(None) as connection:
-        rows = list_jobs(connection, at.schema, limit=asked.limit, kind=asked.kind, before=before)
+    with at.connect(None) as tables:
+        rows = list_jobs(tables, limit=asked.limit, kind=asked.kind, before=before)
     return JobPage(rows=rows, next=next_cursor(JOBS, [row.id for row in rows], asked.limit))
 
 
@@ -113,9 +113,9 @@ def list_(at: Servers, asked: ListJobs) -> JobPage:
 def show(at: Servers, asked: ShowJob) -> ShownJob:
     """Show one job and the rows that failed in it."""
     after = read_cursor(FAILURES, asked.cursor) or 0
-    with at.connect(None) as connection:
-        found = read_job(connection, at.schema, asked.job)
-        failures = list_failures(connection, at.schema, asked.job, limit=asked.limit, after=after)
+    with at.connect(None) as tables:
+        found = read_job(tables, asked.job)
+        failures = list_failures(tables, asked.job, limit=asked.limit, after=after)
     following = next_cursor(FAILURES, [row.id for row in failures], asked.limit)
     return ShownJob(job=found, failures=failures, next=following)
 
@@ -123,24 +123,24 @@ def show(at: Servers, asked: ShowJob) -> ShownJob:
 @operation("jobs.pause", "POST /jobs/{job}/pause", Role.OPERATOR, Effect.STORED)
 def pause(at: Servers, asked: TurnJob) -> Job:
     """Pause a job; what runs it stops within a second, or when its list is made."""
-    with at.connect(None) as connection:
-        return pause_job(connection, at.schema, asked.job, by=at.by, why=asked.reason)
+    with at.connect(None) as tables:
+        return pause_job(tables, asked.job, by=at.by, why=asked.reason)
 
 
 @operation("jobs.resume", "POST /jobs/{job}/resume", Role.OPERATOR, Effect.RESUMED)
 def resume(at: Servers, asked: TurnJob) -> Job:
     """Let a job go on that was ordered of a console; a command goes on with its jobs by `relay jobs resume`."""
-    with at.connect(None) as connection:
-        found = read_job(connection, at.schema, asked.job)
+    with at.connect(None) as tables:
+        found = read_job(tables, asked.job)
         at.require(ROLES[found.kind])
         if not found.by_console:
             raise UsageError(f"job {found.id} was not ordered of a console: `relay jobs resume {found.id}` goes on")
-        return resume_job(connection, at.schema, asked.job, by=at.by, why=asked.reason)
+        return resume_job(tables, asked.job, by=at.by, why=asked.reason)
 
 
 @operation("jobs.cancel", "POST /jobs/{job}/cancel", Role.OPERATOR, Effect.STORED)
 def cancel(at: Servers, asked: CancelJob) -> Job:
     """End a job for good; what runs it stops within a second, or when its list is made."""
-    with at.connect(None) as connection:
-        cancellable(read_job(connection, at.schema, asked.job))
-        return cancel_job(connection, at.schema, asked.job, by=at.by, why=asked.why)
+    with at.connect(None) as tables:
+        cancellable(read_job(tables, asked.job))
+        return cancel_job(tables, asked.job, by=at.by, why=asked.why)

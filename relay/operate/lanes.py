@@ -7,9 +7,7 @@ relays are notified, and obey within a second or two.
 from dataclasses import dataclass
 from datetime import datetime
 
-import psycopg
-from psycopg.rows import class_row
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL
 
 from relay.engine.session.session import LANES
 from relay.errors import UsageError
@@ -18,6 +16,7 @@ from relay.operate.audit import note
 from relay.operate.health import NODE_STALE_AFTER
 from relay.operate.operation import Effect, Role, Servers, operation
 from relay.operate.routes.quarantine import ring
+from relay.servers.postgres.tables import Tables
 
 PAUSE_LANE = SQL("""
     INSERT INTO {schema}.lane_pause (lane, paused_by, paused_why) VALUES (%(lane)s, %(by)s, %(why)s)
@@ -49,52 +48,47 @@ class LaneStatus:
     paused_why: str | None
 
 
-def list_lanes(connection: psycopg.Connection, schema: str) -> list[LaneStatus]:
+def list_lanes(tables: Tables) -> list[LaneStatus]:
     """Return all lanes, by number."""
-    with connection.cursor(row_factory=class_row(LaneStatus)) as cursor:
-        return cursor.execute(_sql(schema, READ_LANES, lanes=LANES, stale_after=NODE_STALE_AFTER)).fetchall()
+    return tables.rows(LaneStatus, READ_LANES, lanes=LANES, stale_after=NODE_STALE_AFTER)
 
 
-def pause_lane(connection: psycopg.Connection, schema: str, lane: int, *, by: str, why: str) -> LaneStatus:
+def pause_lane(tables: Tables, lane: int, *, by: str, why: str) -> LaneStatus:
     """Let no relay carry a lane from now on; return the lane.
 
     Raises:
         UsageError: there is no such lane, or it is paused already.
     """
-    with connection.transaction():
-        before = _read_lane(connection, schema, lane)
+    with tables.transaction():
+        before = _read_lane(tables, lane)
         values = {"lane": lane, "by": by, "why": why}
-        if not connection.execute(_sql(schema, PAUSE_LANE), values).rowcount:
+        if not tables.execute(PAUSE_LANE, values).rowcount:
             raise UsageError(f"lane {lane} is paused already, by {before.paused_by}: {before.paused_why}")
-        note(connection, schema, "lanes pause", f"lane {lane}", by=by, why=why)
-        ring(connection, schema)
-        return _read_lane(connection, schema, lane)
+        note(tables, "lanes pause", f"lane {lane}", by=by, why=why)
+        ring(tables)
+        return _read_lane(tables, lane)
 
 
-def resume_lane(connection: psycopg.Connection, schema: str, lane: int, *, by: str, why: str | None) -> LaneStatus:
+def resume_lane(tables: Tables, lane: int, *, by: str, why: str | None) -> LaneStatus:
     """Let the relays carry a paused lane again; return the lane.
 
     Raises:
         UsageError: there is no such lane, or it is not paused.
     """
-    with connection.transaction():
-        _read_lane(connection, schema, lane)
-        if not connection.execute(_sql(schema, RESUME_LANE), {"lane": lane}).rowcount:
+    with tables.transaction():
+        _read_lane(tables, lane)
+        if not tables.execute(RESUME_LANE, {"lane": lane}).rowcount:
             raise UsageError(f"lane {lane} is not paused")
-        note(connection, schema, "lanes resume", f"lane {lane}", by=by, why=why)
-        ring(connection, schema)
-        return _read_lane(connection, schema, lane)
+        note(tables, "lanes resume", f"lane {lane}", by=by, why=why)
+        ring(tables)
+        return _read_lane(tables, lane)
 
 
-def _read_lane(connection: psycopg.Connection, schema: str, lane: int) -> LaneStatus:
-    for each in list_lanes(connection, schema):
+def _read_lane(tables: Tables, lane: int) -> LaneStatus:
+    for each in list_lanes(tables):
         if each.lane == lane:
             return each
     raise UsageError(f"there is no lane {lane}: they are numbered from 0 to {LANES - 1}")
-
-
-def _sql(schema: str, statement: SQL, **numbers: float) -> Composed:
-    return statement.format(schema=Identifier(schema), **numbers)
 
 
 class PauseLane(Reasoned):
@@ -112,19 +106,19 @@ class ResumeLane(MaybeReasoned):
 @operation("lanes.list", "GET /lanes", Role.VIEWER)
 def list_(at: Servers, _: Nothing) -> list[LaneStatus]:
     """List the lanes, by number."""
-    with at.connect(None) as connection:
-        return list_lanes(connection, at.schema)
+    with at.connect(None) as tables:
+        return list_lanes(tables)
 
 
 @operation("lanes.pause", "POST /lanes/{lane}/pause", Role.OPERATOR, Effect.STORED)
 def pause(at: Servers, asked: PauseLane) -> LaneStatus:
     """Let no relay carry a lane; its rows stay pending, in order."""
-    with at.connect(None) as connection:
-        return pause_lane(connection, at.schema, asked.lane, by=at.by, why=asked.why)
+    with at.connect(None) as tables:
+        return pause_lane(tables, asked.lane, by=at.by, why=asked.why)
 
 
 @operation("lanes.resume", "POST /lanes/{lane}/resume", Role.OPERATOR, Effect.STORED)
 def resume(at: Servers, asked: ResumeLane) -> LaneStatus:
     """Let the relays carry a paused lane again."""
-    with at.connect(None) as connection:
-        return resume_lane(connection, at.schema, asked.lane, by=at.by, why=asked.reason)
+    with at.connect(None) as tables:
+        return resume_lane(tables, asked.lane, by=at.by, why=asked.reason)

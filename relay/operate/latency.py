@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-import psycopg
-from psycopg.rows import class_row
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 
 from relay.operate.sent.selection import now
+from relay.servers.postgres.tables import Tables
 
 BLOCKS = 32  # of 8 KiB at the end of today's sent rows: some hundred to some thousand rows
 
@@ -37,15 +36,12 @@ class Latency:
     p95_s: float | None
 
 
-def read_latency(connection: psycopg.Connection, schema: str) -> Latency:
+def read_latency(tables: Tables) -> Latency:
     """Return how long the last rows took, at the cost of a few blocks."""
-    today = now(connection).replace(hour=0, minute=0, second=0, microsecond=0)
-    found = connection.execute(END, {"schema": schema, "day": f"{today:%Y%m%d}"}).fetchone()
-    if found is None or found[0] is None:
+    today = now(tables.connection).replace(hour=0, minute=0, second=0, microsecond=0)
+    (end,) = tables.one(END, {"schema": tables.schema, "day": f"{today:%Y%m%d}"})
+    if end is None:
         return Latency(0, None, None)
     # As text of the statement, so that the planner leaves out the other days.
     days = {"since": today.isoformat(), "until": (today + timedelta(days=1)).isoformat()}
-    statement = READ.format(schema=Identifier(schema), **days)
-    with connection.cursor(row_factory=class_row(Latency)) as cursor:
-        row = cursor.execute(statement, {"block": max(0, found[0] - BLOCKS)}).fetchone()
-    return row or Latency(0, None, None)
+    return Latency(*tables.one(READ, {"block": max(0, end - BLOCKS)}, **days))

@@ -11,10 +11,10 @@ from enum import Enum, StrEnum, auto
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
-import psycopg
 from pydantic import BaseModel
 
 from relay.config.settings import Settings
+from relay.servers.postgres.tables import Tables
 
 Asked = TypeVar("Asked", bound=BaseModel)
 Given = TypeVar("Given")
@@ -22,7 +22,7 @@ Given = TypeVar("Given")
 BULK_TIMEOUT = 600.0  # seconds for a statement: one head may have a million rows behind it
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 
-Connect = Callable[[float | None], AbstractContextManager[psycopg.Connection]]
+Connect = Callable[[float | None], AbstractContextManager[Tables]]
 
 
 class Role(StrEnum):
@@ -53,7 +53,7 @@ class Servers:
     """The servers of the settings, on which an operation is done, and for whom.
 
     Args:
-        connect: yields a session, whose statements may take so many seconds; `None`: as the settings say.
+        connect: yields the tables in a session, whose statements may take so many seconds; `None`: as the settings say.
         file: the relay.toml that was read, for the doctor.
         by: whom the audit names.
         by_console: a console runs the jobs that are ordered.
@@ -66,10 +66,6 @@ class Servers:
     by: str = ""
     by_console: bool = False
     require: Callable[[Role], None] = lambda _: None
-
-    @property
-    def schema(self) -> str:
-        return self.settings.database.schema_name
 
 
 @dataclass(frozen=True, slots=True)

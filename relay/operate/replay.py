@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
-import psycopg
 from pydantic import Field
 
 from relay.errors import UsageError
@@ -18,6 +17,7 @@ from relay.operate.sent.moment import parse_interval
 from relay.operate.sent.selection import Day, SentSelection, count_by_day, count_waiting, first_day, now
 from relay.operate.sent.target import Target, Trace, check_target
 from relay.operate.sent.work import order_replay
+from relay.servers.postgres.tables import Tables
 
 
 class ReplayFilter(MessageFilter):
@@ -69,10 +69,10 @@ class OrderReplay(ReplayFilter, MaybeReasoned, Staged):
 @operation("replay.preview", "GET /replay/preview", Role.VIEWER)
 def preview(at: Servers, asked: ReplayFilter) -> ReplayPreview:
     """Count exactly what a replay would send, by day."""
-    with at.connect(SCAN_TIMEOUT) as connection:
-        selection = asked.selection(now(connection))
-        days = count_by_day(connection, at.schema, selection)
-        lines = left_out(connection, at.schema, selection)
+    with at.connect(SCAN_TIMEOUT) as tables:
+        selection = asked.selection(now(tables.connection))
+        days = count_by_day(tables, selection)
+        lines = left_out(tables, selection)
     return ReplayPreview(sum(day.rows for day in days), days, lines)
 
 
@@ -84,11 +84,10 @@ def order(at: Servers, asked: OrderReplay) -> Job:
     caution = asked.caution()
     check_choice(is_filtered=not asked.is_everything, is_all=asked.all)
     asyncio.run(check_target(at.settings.broker, asked.to_exchange, asked.routing_key))
-    with at.connect(SCAN_TIMEOUT) as connection:
+    with at.connect(SCAN_TIMEOUT) as tables:
         return order_replay(
-            connection,
-            at.schema,
-            asked.selection(now(connection)),
+            tables,
+            asked.selection(now(tables.connection)),
             by=at.by,
             why=asked.reason,
             target=Target(asked.to_exchange, asked.routing_key, asked.trace),
@@ -97,14 +96,14 @@ def order(at: Servers, asked: OrderReplay) -> Job:
         )
 
 
-def left_out(connection: psycopg.Connection, schema: str, selection: SentSelection) -> list[str]:
+def left_out(tables: Tables, selection: SentSelection) -> list[str]:
     """Return a line for each kind of rows that match and are not replayed: no longer kept, or not sent yet."""
     lines = []
-    first = first_day(connection, schema)
+    first = first_day(tables)
     if first is not None and (selection.since is None or selection.since < first):
         lines.append(f"sent rows are kept from {first:%Y-%m-%d} (UTC) on; nothing older can be replayed")
     if selection.message_ids and selection.since is None and selection.until is None:
-        found = find_rows(connection, schema, selection.message_ids).items()
+        found = find_rows(tables, selection.message_ids).items()
         return lines + [
             f"{message_id} is not replayed: {row.words}"
             for message_id, row in found
@@ -112,7 +111,7 @@ def left_out(connection: psycopg.Connection, schema: str, selection: SentSelecti
         ]
     if selection.until is not None:
         return lines
-    waiting = count_waiting(connection, schema, selection)
+    waiting = count_waiting(tables, selection)
     if waiting.pending:
         lines.append(f"{waiting.pending} more rows match and are pending: they go out by themselves, not by a replay")
     if waiting.parked:

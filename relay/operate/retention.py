@@ -6,8 +6,7 @@ Each function that asks the database runs an event loop, so a coroutine calls it
 import asyncio
 from collections.abc import Callable, Mapping
 
-import psycopg
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 
 from relay.config.settings import DatabaseSettings, RelaySettings, days_kept
 from relay.errors import BusyError, UsageError
@@ -16,6 +15,7 @@ from relay.operate.session import session
 from relay.retention.day import Fate, OldDay
 from relay.retention.drop import Retention
 from relay.retention.kind import INBOX, DatedTable, kept_days, kept_failures
+from relay.servers.postgres.tables import Tables
 
 NOTE = SQL("""
     INSERT INTO {schema}.operator_audit (command, target, done_by, why)
@@ -95,24 +95,21 @@ def drop_old_days(
         OutboxError: as `session`.
     """
 
-    def note_days(connection: psycopg.Connection, tables: list[str]) -> None:
-        statement = NOTE.format(schema=Identifier(database.schema_name))
-        connection.execute(statement, {"by": by, "why": why, "tables": tables})
-
-    async def run(connection: psycopg.Connection) -> list[OldDay]:
+    async def run(tables: Tables) -> list[OldDay]:
         async with Retention.open(database) as retention:
             if not await retention.take_lock():
                 raise BusyError(BUSY)
             found = await _found(retention, keeps)
             tell(found)
-            note_days(connection, [day.table for day in found if day.fate is Fate.OLD])
+            old = [day.table for day in found if day.fate is Fate.OLD]
+            tables.execute(NOTE, {"by": by, "why": why, "tables": old})
             done = [await retention.drop(day) for day in found]
             if (keep := kept_failures(keeps)) is not None:
                 await retention.forget_failures(keep)
             return done
 
-    with session(database) as connection:
-        return asyncio.run(run(connection))
+    with session(database) as tables:
+        return asyncio.run(run(tables))
 
 
 def keep_batches_of(relay: RelaySettings, keep: str | None) -> int | None:
@@ -151,15 +148,15 @@ def forget_batches(database: DatabaseSettings, keep: int, *, by: str, why: str) 
         OutboxError: as `session`.
     """
 
-    async def run(connection: psycopg.Connection) -> int:
+    async def run(tables: Tables) -> int:
         async with Retention.open(database) as retention:
             if not await retention.take_lock():
                 raise BusyError(BUSY)
-            note(connection, database.schema_name, "retention", "batch", by=by, why=why)
+            note(tables, "retention", "batch", by=by, why=why)
             return await retention.forget_batches(keep)
 
-    with session(database) as connection:
-        return asyncio.run(run(connection))
+    with session(database) as tables:
+        return asyncio.run(run(tables))
 
 
 async def _found(retention: Retention, keeps: Mapping[DatedTable, int]) -> list[OldDay]:

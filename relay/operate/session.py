@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import psycopg
 from psycopg import errors
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL, Composed, Identifier
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
@@ -15,14 +15,16 @@ from relay.servers.postgres.bounded_values import bound_values
 from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, refuse_newer
 from relay.servers.postgres.database import connect, connect_async, one_line, require_session
 from relay.servers.postgres.statement_fault import refused_or_lost
+from relay.servers.postgres.tables import Tables
 
+LACK, URL = "outbox tables", "database.url"
 STATEMENT_TIMEOUT = 600.0  # seconds, for a job: one parked row may have a million behind it
 SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, false)")
 
 
 @contextmanager
-def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iterator[psycopg.Connection]:
-    """Yield an autocommit connection to a database that has the tables.
+def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iterator[Tables]:
+    """Yield the tables of a database that has them, on an autocommit connection.
 
     Args:
         timeout: seconds for each statement, in place of database.command_timeout.
@@ -32,14 +34,30 @@ def session(database: DatabaseSettings, *, timeout: float | None = None) -> Iter
             newer ones are served: a migration runs before the relays are replaced.
         AccessError, DeadlineError: what the database refused or took too long for.
     """
+    with open_tables(database, timeout=timeout) as tables:
+        _check_revision(tables)
+        yield tables
+
+
+@contextmanager
+def open_tables(
+    database: DatabaseSettings, *, timeout: float | None = None, lack: str = LACK, url: str = URL
+) -> Iterator[Tables]:
+    """Yield the tables of a database on an autocommit connection, whether or not they are all there.
+
+    Args:
+        timeout: as for `session`.
+        lack, url: as for `in_words`.
+    Raises:
+        OutboxError: as `in_words`; DatabaseUnavailableError: no connection.
+    """
     seconds = timeout or database.command_timeout
     connection = connect(database)
     try:
-        with in_words(connection, f"no outbox tables in schema {database.schema_name}", seconds):
+        with in_words(connection, database.schema_name, seconds, lack=lack, url=url):
             limit_statements(connection, seconds)
             bound_values(connection)
-            _check_revision(connection, database.schema_name)
-            yield connection
+            yield Tables(connection, database.schema_name)
     finally:
         connection.close()
 
@@ -67,7 +85,7 @@ class SessionWork:
             OutboxError: what was refused or lost in the block, in words as by `session`.
         """
         async with await connect_async(self._database) as self._connection:
-            with in_words(self._connection, f"no outbox tables in schema {self._schema}", self._timeout):
+            with in_words(self._connection, self._schema, self._timeout):
                 await require_session(self._connection, self._database)
                 await self._connection.execute(SET_TIMEOUT, {"milliseconds": str(round(self._timeout * 1000))})
                 bound_values(self._connection)
@@ -76,6 +94,9 @@ class SessionWork:
 
     async def use(self, call: Callable[[psycopg.AsyncConnection], Awaitable[Answer]]) -> Answer:
         return await call(self._connection)
+
+    def _sql(self, statement: SQL, **parts: Composed) -> Composed:
+        return statement.format(schema=Identifier(self._schema), **parts)
 
     async def settle(self, _: Save) -> None:
         """Nothing is under way between two steps."""
@@ -88,20 +109,26 @@ def limit_statements(connection: psycopg.Connection, seconds: float) -> None:
 
 @contextmanager
 def in_words(
-    connection: psycopg.Connection | psycopg.AsyncConnection, lack: str, seconds: float, *, url: str = "database.url"
+    connection: psycopg.Connection | psycopg.AsyncConnection,
+    schema: str,
+    seconds: float,
+    *,
+    lack: str = LACK,
+    url: str = URL,
 ) -> Iterator[None]:
     """Yield the errors of this connection in words; raises as `session`.
 
     Args:
-        lack: what is said of a database where a table is missing: "no ...".
         seconds: after which its statements are ended.
+        lack: what the schema does not have when a table is missing.
         url: where the connection's URL was found.
     """
     try:
         yield
     except TABLES_MISSING as error:
         raise SchemaError(
-            f"database {connection.info.dbname} has {lack}: run `relay migrate`, or check database.schema"
+            f"database {connection.info.dbname} has no {lack} in schema {schema}: run `relay migrate`, or check"
+            " database.schema"
         ) from error
     except errors.InsufficientPrivilege as error:
         raise AccessError(
@@ -120,13 +147,13 @@ def in_words(
         raise DatabaseUnavailableError(refused_or_lost(error)) from error
 
 
-def _check_revision(connection: psycopg.Connection, schema: str) -> None:
-    row = connection.execute(READ_TABLES.format(schema=Identifier(schema))).fetchone()
+def _check_revision(tables: Tables) -> None:
+    row = tables.execute(READ_TABLES).fetchone()
     (found, note), wanted = row or (None, None), head_revision()
     # Revisions are numbered, so an older one compares less.
     if found is None or found < wanted:
         raise SchemaError(
-            f"the outbox tables in schema {schema} are of version {found or 'none'}, and this release needs {wanted}:"
-            " run `relay migrate`"
+            f"the outbox tables in schema {tables.schema} are of version {found or 'none'}, and this release needs"
+            f" {wanted}: run `relay migrate`"
         )
-    refuse_newer(schema, found, note)
+    refuse_newer(tables.schema, found, note)

@@ -7,9 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-import psycopg
-from psycopg.rows import class_row
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
@@ -21,7 +19,7 @@ from relay.operate.holders import HeldUp, commits_without_standby, foreign_locks
 from relay.operate.lanes import LaneStatus, list_lanes
 from relay.operate.operation import Role, Servers, operation
 from relay.operate.routes.quarantine import RouteStatus, list_routes
-from relay.servers.postgres.database import one
+from relay.servers.postgres.tables import Tables
 
 # Seconds that a row may wait before a relay must be seen working on it. It cannot follow from `relay.stall_after`: that
 # is each relay's own, counts from its last mark and stands in no table. Here all that is known is how long a row has
@@ -168,11 +166,7 @@ class Status:
 
 
 def read_status(
-    connection: psycopg.Connection,
-    schema: str,
-    *,
-    progress_timeout: float = 3.0,
-    published_before: Mapping[str, int] | None = None,
+    tables: Tables, *, progress_timeout: float = 3.0, published_before: Mapping[str, int] | None = None
 ) -> Status:
     """Read how the outbox is doing.
 
@@ -183,22 +177,21 @@ def read_status(
     Args:
         published_before: what `published` said of an earlier status, three heartbeats ago; with it, nothing is watched.
     """
-    names = {"schema": Identifier(schema)}
     # One snapshot for all figures: a row that is being parked must not be counted twice, or not at all.
-    with connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        nodes = list_nodes(connection, schema)
-        lanes = list_lanes(connection, schema)
-        routes = list_routes(connection, schema)
-        (published_total,) = _numbers(connection, COUNT_PUBLISHED.format(**names))
-        pending = _numbers(connection, COUNT_PENDING.format(**names))[0]
-        parked, parked_heads = _numbers(connection, COUNT_PARKED.format(**names))
-        (not_sent,) = _numbers(connection, COUNT_NOT_SENT.format(**names, words=NOT_SENT))
-        by_others = held_up(connection, schema, looked_at=LOOKED_AT)
-        connection.execute(BY_INDEX)
-        oldest = connection.execute(OLDEST_PENDING.format(**names, lanes=LANES)).fetchone()
-        refused, tried_on = _numbers(connection, COUNT_REFUSED.format(**names, stalled_after=STALLED_AFTER))
-    oldest_age = None if oldest is None or oldest[0] is None else max(0.0, float(oldest[0]))
+    with tables.transaction():
+        tables.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        nodes = list_nodes(tables)
+        lanes = list_lanes(tables)
+        routes = list_routes(tables)
+        (published_total,) = tables.one(COUNT_PUBLISHED)
+        pending = tables.one(COUNT_PENDING)[0]
+        parked, parked_heads = tables.one(COUNT_PARKED)
+        (not_sent,) = tables.one(COUNT_NOT_SENT, words=NOT_SENT)
+        by_others = held_up(tables, looked_at=LOOKED_AT)
+        tables.connection.execute(BY_INDEX)
+        (oldest,) = tables.one(OLDEST_PENDING, lanes=LANES)
+        refused, tried_on = tables.one(COUNT_REFUSED, stalled_after=STALLED_AFTER)
+    oldest_age = None if oldest is None else max(0.0, float(oldest))
     # No need to watch for progress where no relay can deliver.
     able = any(node.alive and node.can_deliver for node in nodes)
     waits = oldest_age is not None and oldest_age > (STALLED_AFTER if able else STALLED_UNABLE_AFTER)
@@ -208,8 +201,8 @@ def read_status(
     if stalled and able and published_before is not None:
         stalled = not _have_published(nodes, published_before)
     elif stalled and able:
-        stalled = not _progresses(connection, schema, nodes, progress_timeout)
-    standby = commits_without_standby(connection)
+        stalled = not _progresses(tables, nodes, progress_timeout)
+    standby = commits_without_standby(tables.connection)
     reasons = [Reason(str(standby), About.SESSIONS)] if standby else []
     if not (standby and standby.is_relay):  # whose heartbeats are among these commits
         reasons += _reasons(nodes, lanes, pending, oldest_age if stalled else None)
@@ -218,7 +211,7 @@ def read_status(
     reasons += [_writer_reason(each) for each in by_others]
     paused_lanes = [lane for lane in lanes if lane.paused_at is not None]
     reasons += [Reason(_lane_reason(lane), About.PAUSE) for lane in paused_lanes]
-    in_the_way = [*foreign_locks(connection, schema), *long_holders(connection)]
+    in_the_way = [*foreign_locks(tables), *long_holders(tables.connection)]
     reasons += [Reason(str(each), About.SESSIONS) for each in in_the_way]
     return Status(
         state=OutboxState.STALLED if stalled else OutboxState.DEGRADED if reasons else OutboxState.OK,
@@ -236,23 +229,18 @@ def read_status(
     )
 
 
-def list_nodes(connection: psycopg.Connection, schema: str) -> list[NodeStatus]:
+def list_nodes(tables: Tables) -> list[NodeStatus]:
     """Return the relays that have had a heartbeat in the last day."""
-    with connection.cursor(row_factory=class_row(NodeStatus)) as cursor:
-        return cursor.execute(READ_NODES.format(schema=Identifier(schema), stale_after=NODE_STALE_AFTER)).fetchall()
+    return tables.rows(NodeStatus, READ_NODES, stale_after=NODE_STALE_AFTER)
 
 
-def _numbers(connection: psycopg.Connection, query: psycopg.sql.Composed) -> tuple[int, ...]:
-    return one(connection.execute(query).fetchone())
-
-
-def _progresses(connection: psycopg.Connection, schema: str, before: Sequence[NodeStatus], timeout: float) -> bool:
+def _progresses(tables: Tables, before: Sequence[NodeStatus], timeout: float) -> bool:
     """Return whether a relay that is alive publishes anything within `timeout` seconds."""
     earlier = published(node for node in before if node.alive)
     deadline = time.monotonic() + timeout
     while earlier and time.monotonic() < deadline:
         time.sleep(0.1)
-        if _have_published(list_nodes(connection, schema), earlier):
+        if _have_published(list_nodes(tables), earlier):
             return True
     return False
 
@@ -377,12 +365,12 @@ def lane_ranges(lanes: Iterable[int]) -> str:
 @operation("status", "GET /status", Role.VIEWER)
 def status(at: Servers, _: Nothing) -> Status:
     """Return the backlog, the parked rows and the relays."""
-    with at.connect(None) as connection:
-        return read_status(connection, at.schema, progress_timeout=3 * at.settings.relay.heartbeat_interval)
+    with at.connect(None) as tables:
+        return read_status(tables, progress_timeout=3 * at.settings.relay.heartbeat_interval)
 
 
 @operation("nodes", "GET /nodes", Role.VIEWER)
 def nodes(at: Servers, _: Nothing) -> list[NodeStatus]:
     """Return the relays and their lanes."""
-    with at.connect(None) as connection:
-        return list_nodes(connection, at.schema)
+    with at.connect(None) as tables:
+        return list_nodes(tables)

@@ -30,6 +30,17 @@ DEFAULTS = {
     "sslpassword": "none",
 }
 
+# As of every session of the relay: under a stricter isolation, statements of two tasks end each other with 40001. The
+# driver reads dates and intervals in one form only, and our SQL is written for the others.
+SESSION_SETTINGS = """
+    SET default_transaction_isolation = 'read committed';
+    SET DateStyle = 'ISO';
+    SET IntervalStyle = 'postgres';
+    SET extra_float_digits = 1;
+    SET array_nulls = on;
+    SET standard_conforming_strings = on
+"""
+
 RECONNECT_FOR = 30.0  # seconds; a failover takes less
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 log = logging.getLogger("outbox_spark")
@@ -73,7 +84,7 @@ def _is_ambiguous(url: str, given: dict[str, Any]) -> bool:
 
 
 def connect(info: str) -> "psycopg.Connection":
-    """Open a connection in autocommit mode, for transactions that are READ COMMITTED whatever the default is.
+    """Open a connection in autocommit mode, with `SESSION_SETTINGS` whatever the defaults are.
 
     Raises:
         OutboxWriteError: no host lets us in; libpq's own words tell why.
@@ -82,7 +93,7 @@ def connect(info: str) -> "psycopg.Connection":
 
     try:
         connection = psycopg.connect(info, autocommit=True)
-        connection.execute("SET default_transaction_isolation = 'read committed'")
+        connection.execute(SESSION_SETTINGS)
         return connection
     except psycopg.OperationalError as error:
         raise OutboxWriteError(one_line(error)) from None

@@ -14,7 +14,8 @@ FLAGS = {
     "--database-schema",
     # which rows
     "--aggregate-type", "--aggregate-id", "--event-type", "--reason", "--exception", "--consumer", "--since", "--until",
-    "--limit", "--all", "--held", "--archived", "--group", "--queue", "--kind", "--unique-business-key", "--grace",
+    "--limit", "--all", "--held", "--archived", "--discarded", "--job", "--group", "--queue", "--kind",
+    "--unique-business-key", "--grace",
     # what to do, and by whom
     "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--stages",
     "--stop-when-failing", "--overwrite", "--trace", "--folder",

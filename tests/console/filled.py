@@ -10,7 +10,8 @@ STATEMENTS = """
         stop_when_failing, rate, paused_because, by_console)
     VALUES ('retry', 'parked', 'ada', 'mended', '{"event_type": "Paid"}', 'paused', 110, 11, 1, '{1,10,100}', 0.05,
             100, '1 of 10 rows of the stage failed again', true),
-        ('replay', 'sent', 'ada', NULL, '{"aggregate_id": "7"}', 'done', 5, 5, 0, NULL, NULL, NULL, NULL, true);
+        ('replay', 'sent', 'ada', NULL, '{"aggregate_id": "7"}', 'done', 5, 5, 0, NULL, NULL, NULL, NULL, true),
+        ('discard', 'parked', 'ada', 'test data', '{}', 'done', 1, 1, 0, NULL, NULL, NULL, NULL, true);
     INSERT INTO outbox.job_failure (job_id, id, message_id, reason)
     SELECT job.id, row.id, row.message_id, 'refused again'
     FROM outbox.job, LATERAL (SELECT * FROM outbox.message WHERE state = job.source ORDER BY id LIMIT 1) AS row;

@@ -42,9 +42,9 @@ def deeds(database_url: str) -> int:
 @pytest.mark.parametrize("limit", [1, 2, 5, 100])
 def test_the_pages_have_each_deed_once_in_order(database: DatabaseSettings, deeds: int, limit: int) -> None:
     found, after = [], None
-    with session(database) as connection:
+    with session(database) as tables:
         while True:
-            page = list_deeds(connection, "outbox", limit=limit, after=after)
+            page = list_deeds(tables, limit=limit, after=after)
             found += page.deeds
             if (after := page.next) is None:
                 break
@@ -55,8 +55,8 @@ def test_the_pages_have_each_deed_once_in_order(database: DatabaseSettings, deed
 
 @pytest.mark.parametrize("after", ["x", "1", "1-1", f"1-1-{2**63}"])
 def test_what_is_no_place_is_refused(database: DatabaseSettings, after: str) -> None:
-    with session(database) as connection, pytest.raises(UsageError, match="no place"):
-        list_deeds(connection, "outbox", limit=1, after=after)
+    with session(database) as tables, pytest.raises(UsageError, match="no place"):
+        list_deeds(tables, limit=1, after=after)
 
 
 async def test_a_viewer_sees_it(settings: Settings, tmp_path: Path, deeds: int) -> None:

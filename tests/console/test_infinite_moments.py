@@ -10,6 +10,7 @@ import pytest
 from relay.config.settings import DatabaseSettings, RelaySettings
 from relay.operate.status import read_status
 from relay.probes.backlog import Backlog
+from relay.servers.postgres.tables import Tables
 from tests.cli.command import Command
 from tests.operate.rows import Rows
 
@@ -41,7 +42,7 @@ async def test_the_age_of_the_other_rows_is_told(
     write(rows, available_at, created_at)
     counting = Backlog(database, RelaySettings())
 
-    status = read_status(rows.connection, "outbox", published_before={})
+    status = read_status(Tables(rows.connection, "outbox"), published_before={})
     counts = await counting.counts()
     await counting.close()
 

@@ -29,9 +29,9 @@ def every(database: DatabaseSettings, wanted: Search) -> list[int]:
     """Return the ids of all pages."""
     found: list[int] = []
     after: str | None = None
-    with session(database) as connection:
+    with session(database) as tables:
         while True:
-            page = search(connection, "outbox", wanted, after=after)
+            page = search(tables, wanted, after=after)
             found += [line.id for line in page.lines]
             if (after := page.next) is None:
                 return found
@@ -111,8 +111,8 @@ def test_a_page_that_finds_little_says_how_far_it_has_looked(
     monkeypatch.setattr(messages, "STEP", 2)
     sent(database_url, 1000)
 
-    with session(database) as connection:
-        page = search(connection, "outbox", Search(event_type="Nothing"))
+    with session(database) as tables:
+        page = search(tables, Search(event_type="Nothing"))
 
     assert page.lines == []
     assert page.next is not None

@@ -11,6 +11,7 @@ from relay.jobs.runner import Run
 from relay.operate.letters.audit import AuditEntry
 from relay.operate.letters.letter import LetterSelection
 from relay.operate.letters.work import LettersDone, LettersWork, order_letters
+from relay.servers.postgres.tables import Tables
 from tests.consume.effects import QUEUE
 from tests.dead_letters.letters import DEAD, NO_FILTER, Letters
 from tests.support.bulk import settings_of
@@ -32,7 +33,7 @@ async def change(
 ) -> LettersDone:
     """Order a job over letters, and run it to its end."""
     with psycopg.connect(audit.info.dsn, password=audit.info.password, autocommit=True) as connection:
-        job = order_letters(connection, "outbox", entry, selection, caution=Caution(rate=rate))
+        job = order_letters(Tables(connection, "outbox"), entry, selection, caution=Caution(rate=rate))
         database = settings_of(connection).database
     return await run_letters(database, letters.broker, job)
 

@@ -33,11 +33,11 @@ async def test_a_group_chooses_its_letters_and_knows_its_retries(letters: Letter
     found, _ = await list_letters(letters.broker, DEAD, NO_FILTER)
     group = group_letters(found, DEAD)[0]
 
-    with session(database) as connection:
-        job = order_letters(connection, "outbox", RETRY, LetterSelection(group=group.id))
+    with session(database) as tables:
+        job = order_letters(tables, RETRY, LetterSelection(group=group.id))
         done = await run_letters(database, letters.broker, job)
-        (again,) = with_retries(connection, "outbox", [group])
-        after = read_job(connection, "outbox", job.id)
+        (again,) = with_retries(tables, [group])
+        after = read_job(tables, job.id)
 
     left, _ = await list_letters(letters.broker, DEAD, NO_FILTER)
     assert done.done == len(chosen) == again.retried == after.done

@@ -13,6 +13,7 @@ from relay.operate.letters import trial
 from relay.operate.letters.letter import LetterSelection
 from relay.operate.letters.work import LettersDone, order_letters
 from relay.operate.session import session
+from relay.servers.postgres.tables import Tables
 from tests.dead_letters.changes import RETRY, Audit, run_letters
 from tests.dead_letters.letters import DEAD, FAILED_AT, Letters
 from tests.dead_letters.tried import consuming
@@ -48,15 +49,15 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def retried(connection: psycopg.Connection, letters: Letters, caution: Caution) -> tuple[LettersDone, Job]:
-    job = order_letters(connection, "outbox", RETRY, EVERYTHING, caution=caution)
+    job = order_letters(Tables(connection, "outbox"), RETRY, EVERYTHING, caution=caution)
     done = await run_letters(settings_of(connection).database, letters.broker, job)
-    return done, read_job(connection, "outbox", job.id)
+    return done, read_job(Tables(connection, "outbox"), job.id)
 
 
 async def resumed(connection: psycopg.Connection, letters: Letters, job: Job) -> Job:
-    job = resume_job(connection, "outbox", job.id, by="ann")
+    job = resume_job(Tables(connection, "outbox"), job.id, by="ann")
     await run_letters(settings_of(connection).database, letters.broker, job)
-    return read_job(connection, "outbox", job.id)
+    return read_job(Tables(connection, "outbox"), job.id)
 
 
 async def test_stages_that_are_applied_are_passed(letters: Letters, database: DatabaseSettings, audit: Audit) -> None:
@@ -64,8 +65,8 @@ async def test_stages_that_are_applied_are_passed(letters: Letters, database: Da
     caution = Caution(stages=(1, 10), stop_when_failing=0)
 
     async with consuming(letters, audit) as tried:
-        with session(database) as connection:
-            done, job = await retried(connection, letters, caution)
+        with session(database) as tables:
+            done, job = await retried(tables.connection, letters, caution)
         await eventually(lambda: len(tried.ids) == len(sent), "all are consumed")
 
     assert (done.done, done.failed_again, job.state, job.stage, job.failed) == (50, 0, "done", 2, 0)
@@ -79,12 +80,12 @@ async def test_a_stage_that_fails_pauses_the_job_which_goes_on_without_what_came
     sent = await letters.put_all(6)
 
     async with consuming(letters, audit, fails=lambda id_: id_ == "id-0") as tried:
-        with session(database) as connection:
-            done, paused = await retried(connection, letters, Caution(stages=(2, 4), stop_when_failing=0.4))
+        with session(database) as tables:
+            done, paused = await retried(tables.connection, letters, Caution(stages=(2, 4), stop_when_failing=0.4))
             await eventually(lambda: letters.has(5), "the others are back")
             left = await letters.ids()
             await eventually(lambda: letters.has(5), "they are back again")
-            job = await resumed(connection, letters, paused)
+            job = await resumed(tables.connection, letters, paused)
         await eventually(lambda: len(tried.ids) == len(sent), "all are consumed")
 
     assert (done.done, done.failed_again) == (2, 1)
@@ -104,8 +105,8 @@ async def test_a_stage_waits_longer_than_the_tries_of_a_keys_letters_took_the_la
         await letters.put(number, failed_at=FAILED_AT + timedelta(seconds=2))
 
     async with consuming(letters, audit, fails=lambda _: True, after=6):
-        with session(database) as connection:
-            _, job = await retried(connection, letters, Caution(stages=(5,), stop_when_failing=0))
+        with session(database) as tables:
+            _, job = await retried(tables.connection, letters, Caution(stages=(5,), stop_when_failing=0))
 
     assert (job.state, job.done) == ("paused", 5)
     assert job.failed >= 1
@@ -117,12 +118,12 @@ async def test_a_stage_that_nobody_consumes_pauses_the_job_which_stays_in_it(
     monkeypatch.setattr(trial, "LONGEST", 3)
     await letters.put_all(3)
 
-    with session(database) as connection, capture_logs() as events:
-        _, job = await retried(connection, letters, Caution(stages=(1,)))
+    with session(database) as tables, capture_logs() as events:
+        _, job = await retried(tables.connection, letters, Caution(stages=(1,)))
         await eventually(lambda: letters.has(2), "the others are back")
         warned = [event["queue"] for event in events if event["event"] == "dead_letters.unconsumed"]
         async with consuming(letters, audit) as tried:
-            ended = await resumed(connection, letters, job)
+            ended = await resumed(tables.connection, letters, job)
             await eventually(lambda: len(tried.ids) == 3, "all are consumed")
 
     assert warned == [letters.queue.name]
@@ -142,8 +143,8 @@ async def test_a_stage_cannot_count_while_others_take_letters(
         await letters.channel.basic_get(DEAD, no_ack=True)
 
     async with consuming(letters, audit, does=takes_one):
-        with session(database) as connection:
-            _, job = await retried(connection, letters, Caution(stages=(1,)))
+        with session(database) as tables:
+            _, job = await retried(tables.connection, letters, Caution(stages=(1,)))
 
     assert (job.state, job.stage, job.done) == ("paused", 0, 1)
     assert job.paused_because == f"others took letters out of {DEAD}: a stage cannot count in it"
@@ -156,8 +157,8 @@ async def test_letters_that_are_refused_are_failures_of_their_stage(
     await letters.queue.declare("classic", **{"x-max-length": 0, "x-overflow": "reject-publish"})
     await letters.put_all(3)
 
-    with session(database) as connection:
-        done, job = await retried(connection, letters, Caution(stages=(2,), stop_when_failing=0))
+    with session(database) as tables:
+        done, job = await retried(tables.connection, letters, Caution(stages=(2,), stop_when_failing=0))
 
     assert (job.state, job.stage, job.done, len(done.refused)) == ("paused", 1, 0, 2)
     assert await letters.waiting() == 3
@@ -170,14 +171,14 @@ async def test_a_job_that_is_stopped_in_a_stage_sends_each_letter_once(
     sent = await letters.put_all(5)
 
     async with consuming(letters, audit, does=stopped.stop) as tried:
-        with session(database) as connection:
+        with session(database) as tables:
             chosen = LetterSelection(message_ids=frozenset(sent))
-            job = order_letters(connection, "outbox", RETRY, chosen, caution=Caution(stages=(1, 3)))
-            await run_letters(settings_of(connection).database, letters.broker, job, begun=stopped.begun)
-            first = read_job(connection, "outbox", job.id)
+            job = order_letters(tables, RETRY, chosen, caution=Caution(stages=(1, 3)))
+            await run_letters(settings_of(tables.connection).database, letters.broker, job, begun=stopped.begun)
+            first = read_job(tables, job.id)
             await eventually(lambda: letters.has(4), "the others are back")
-            done = await run_letters(settings_of(connection).database, letters.broker, first)
-            ended = read_job(connection, "outbox", job.id)
+            done = await run_letters(settings_of(tables.connection).database, letters.broker, first)
+            ended = read_job(tables, job.id)
         await eventually(lambda: len(tried.ids) == len(sent), "all are consumed")
 
     assert (first.state, first.stage, first.done) == ("interrupted", 0, 1)
@@ -192,14 +193,12 @@ async def test_what_failed_after_a_stop_counts_in_its_stage(
     await letters.put_all(4)
 
     async with consuming(letters, audit, fails=lambda _: True, does=stopped.stop):
-        with session(database) as connection:
-            job = order_letters(
-                connection, "outbox", RETRY, EVERYTHING, caution=Caution(stages=(2,), stop_when_failing=0.6)
-            )
-            await run_letters(settings_of(connection).database, letters.broker, job, begun=stopped.begun)
+        with session(database) as tables:
+            job = order_letters(tables, RETRY, EVERYTHING, caution=Caution(stages=(2,), stop_when_failing=0.6))
+            await run_letters(settings_of(tables.connection).database, letters.broker, job, begun=stopped.begun)
             await eventually(lambda: letters.has(4), "all are back")
-            await run_letters(settings_of(connection).database, letters.broker, read_job(connection, "outbox", job.id))
-            job = read_job(connection, "outbox", job.id)
+            await run_letters(settings_of(tables.connection).database, letters.broker, read_job(tables, job.id))
+            job = read_job(tables, job.id)
 
     assert (job.state, job.stage, job.done, job.failed) == ("paused", 1, 2, 2)
     assert job.paused_because == "letters that failed while a stage of 2 was tried: 2, or 100%, and at most 60% may"

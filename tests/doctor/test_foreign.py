@@ -11,6 +11,7 @@ from relay.config.settings import Settings
 from relay.operate.doctor.rights import FUNCTIONS, TABLES, TRIGGERS
 from relay.operate.holders import foreign_locks
 from relay.operate.status import read_status
+from relay.servers.postgres.tables import Tables
 from tests.doctor.findings import OK, WARNING, look, operator
 from tests.support.postgres import PostgresServer
 from tests.support.roles import granted_roles
@@ -181,7 +182,7 @@ def test_a_login_without_a_grant_that_holds_a_lock_is_named(
             pid = stranger.info.backend_pid
 
             (finding,) = look(settings, "database.locks")
-            status = read_status(database, "outbox")
+            status = read_status(Tables(database, "outbox"))
     finally:
         database.execute(f"DROP ROLE {login}".encode())
 
@@ -205,6 +206,6 @@ def test_the_locks_of_the_roles_themselves_are_not_foreign(
                 insider.execute(f"SELECT {call}".encode())
 
                 # The session before may end only now, and its role is gone.
-                assert login not in {each.role for each in foreign_locks(database, "outbox")}
+                assert login not in {each.role for each in foreign_locks(Tables(database, "outbox"))}
         finally:
             database.execute(f"DROP ROLE {login}".encode())

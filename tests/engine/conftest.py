@@ -148,9 +148,10 @@ class Reader:
 
     async def everything(self) -> list[AbstractIncomingMessage]:
         """Take all that was confirmed: also repeats, whose number nobody knows."""
-        return await self.drain(await depth(self._count))
+        return await self.drain(await depth(self.count))
 
-    async def _count(self) -> int | None:
+    async def count(self) -> int | None:
+        """Return how many messages wait in the queue."""
         declared = await self.channel.declare_queue(self.queue.name, passive=True)
         return declared.declaration_result.message_count
 

@@ -116,3 +116,21 @@ async def test_rows_that_were_put_away_after_a_refusal_let_new_ones_pass(
     await eventually(lambda: len(wire.open) == 1, "one is tried")
 
     assert wire.open[0].id not in {row.id for row in wire.sent[:-1]}
+
+
+async def test_rows_that_were_put_away_after_a_refusal_are_refused_alone(waits: list[int]) -> None:
+    sender, wire = attached(max_in_flight=50)
+    sender.attach_prober(cast("Prober", Routes()))
+    sender.offer(ROWS)
+    settle(sender, wire, Outcome.NACKED, 50)
+    repeats = {row.id for row in wire.sent}
+    heads, _ = sender.queue.withdraw(lambda _: True)
+    for row in heads:
+        sender.queue.remove_followers(row)
+
+    sender.offer(ROWS)
+    while len(sender.confirmed) < len(ROWS) - len(repeats):
+        await eventually(lambda: bool(wire.open), "one is tried")
+        settle(sender, wire, Outcome.NACKED if wire.open[0].id in repeats else Outcome.CONFIRMED)
+
+    assert len(waits) == 1, "a repeat lets new rows wait only before a new one was taken"

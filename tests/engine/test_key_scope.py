@@ -22,6 +22,7 @@ from relay.engine.settle.quarantine_table import SET_ASIDE_BEHIND
 from relay.operate.holders import HeldUp, held_up
 from relay.operate.parked.read import ParkedSelection, first_parked
 from relay.operate.status import read_status
+from relay.servers.postgres.tables import Tables
 from tests.doctor.findings import OK, WARNING, look
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.bulk import operate, retry
@@ -113,9 +114,9 @@ async def test_who_holds_up_whose_rows_is_named(
     async with run_node():
         await eventually(outbox.is_empty, "nothing pending")
     with psycopg.connect(database_url, autocommit=True) as connection:
-        found = held_up(connection, "outbox")
-        reasons = read_status(connection, "outbox").reasons
-        parked = first_parked(connection, "outbox", ParkedSelection(limit=10), with_held=True)
+        found = held_up(Tables(connection, "outbox"))
+        reasons = read_status(Tables(connection, "outbox")).reasons
+        parked = first_parked(Tables(connection, "outbox"), ParkedSelection(limit=10), with_held=True)
     (finding,) = await asyncio.to_thread(look, settings, "database.writers")
 
     words = f"role {attacker.role} holds up 2 rows of role {victim.role}, by {state} rows of their keys"

@@ -49,22 +49,22 @@ class Operator:
 
     async def pause(self, routing_key: str, exchange: str = "") -> RouteStatus:
         def pause() -> RouteStatus:
-            with session(self._database) as connection:
-                return pause_route(connection, "outbox", exchange, routing_key, **WHY)
+            with session(self._database) as tables:
+                return pause_route(tables, exchange, routing_key, **WHY)
 
         return await asyncio.to_thread(pause)
 
     async def resume(self, route: int) -> RouteStatus:
         def resume() -> RouteStatus:
-            with session(self._database) as connection:
-                return resume_route(connection, "outbox", route, **WHY)
+            with session(self._database) as tables:
+                return resume_route(tables, route, **WHY)
 
         return await asyncio.to_thread(resume)
 
     async def routes(self) -> list[RouteStatus]:
         def read() -> list[RouteStatus]:
-            with session(self._database) as connection:
-                return list_routes(connection, "outbox")
+            with session(self._database) as tables:
+                return list_routes(tables)
 
         return await asyncio.to_thread(read)
 
@@ -76,14 +76,14 @@ class Operator:
 
     async def lanes(self) -> list[LaneStatus]:
         def read() -> list[LaneStatus]:
-            with session(self._database) as connection:
-                return lanes.list_lanes(connection, "outbox")
+            with session(self._database) as tables:
+                return lanes.list_lanes(tables)
 
         return await asyncio.to_thread(read)
 
     def _change_lane(self, change: Callable[..., LaneStatus], lane: int) -> LaneStatus:
-        with session(self._database) as connection:
-            return change(connection, "outbox", lane, **WHY)
+        with session(self._database) as tables:
+            return change(tables, lane, **WHY)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 
 from relay.engine.nodes import membership
 from relay.operate.status import Status, read_status
+from relay.servers.postgres.tables import Tables
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.victim import relay_victim
 from tests.support.eventually import eventually
@@ -29,7 +30,7 @@ class PublishedTotals:
         return int(row[0])
 
     def status(self) -> Status:
-        return read_status(self.connection, "outbox", progress_timeout=0)
+        return read_status(Tables(self.connection, "outbox"), progress_timeout=0)
 
 
 async def test_no_kill_takes_a_marked_row_from_the_total(

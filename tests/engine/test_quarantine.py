@@ -195,13 +195,13 @@ async def test_an_operator_sends_the_rows_elsewhere_while_the_relay_runs(
         behind += [await outbox.insert(str(key)) for key in range(turn)]  # bound for where all the others go
 
     def send_elsewhere() -> Changed:
-        with session(database) as connection:
-            (route,) = list_routes(connection, "outbox")
+        with session(database) as tables:
+            (route,) = list_routes(tables)
             assert route.behind == len(behind)
-            where = whereabouts(connection, "outbox", behind)
+            where = whereabouts(tables, behind)
             assert all(f"quarantined in route {route.id} behind " in where[row] for row in behind)
             to = {"exchange": "", "routing_key": "elsewhere"}
-            return reroute(connection, "outbox", route, [], **to, by="ada", why="it is gone")
+            return reroute(tables, route, [], **to, by="ada", why="it is gone")
 
     async with run_node():
         await eventually(outbox.is_empty, "set aside")
@@ -233,9 +233,9 @@ async def test_rows_that_were_sent_elsewhere_unnoticed_go_out_before_later_rows(
     monkeypatch.setattr("relay.operate.routes.quarantine.ring", lambda *_: None)
 
     def send_elsewhere() -> int:
-        with session(database) as connection:
-            (route,) = list_routes(connection, "outbox")
-            reroute(connection, "outbox", route, [], exchange="", routing_key="elsewhere", by="ada", why="it is gone")
+        with session(database) as tables:
+            (route,) = list_routes(tables)
+            reroute(tables, route, [], exchange="", routing_key="elsewhere", by="ada", why="it is gone")
             return route.id
 
     async def is_released(route: int) -> bool:
@@ -257,10 +257,10 @@ async def test_rows_behind_a_discarded_one_go_out(
     behind = [await outbox.insert("1") for _ in range(3)]
 
     def give_up() -> Job:
-        with session(database) as connection:
-            (route,) = list_routes(connection, "outbox")
-            job = order_discard(connection, "outbox", route, [lost], by="ada", why="too late")
-            return run_rows(connection, job)
+        with session(database) as tables:
+            (route,) = list_routes(tables)
+            job = order_discard(tables, route, [lost], by="ada", why="too late")
+            return run_rows(tables.connection, job)
 
     async with run_node():
         await eventually(lambda: outbox.are_aside([lost, *behind]), "all wait")
@@ -286,8 +286,8 @@ async def test_a_route_is_tried_at_once_when_an_operator_asks(
         return cursor.rowcount == 1 and await outbox.are_aside([row])
 
     def ask() -> None:
-        with session(database) as connection:
-            probe(connection, "outbox", [route.id for route in list_routes(connection, "outbox")])
+        with session(database) as tables:
+            probe(tables, [route.id for route in list_routes(tables)])
 
     async with run_node():
         await eventually(is_tried, "it waits for an hour")

@@ -26,21 +26,40 @@ async def proxy(settings: Settings) -> AsyncIterator[DeduplicatingProxy]:
 
 
 @pytest.fixture
-async def stored(outbox: Outbox, channel: AbstractChannel, proxy: DeduplicatingProxy) -> list[int]:
-    """Ids of rows whose repeats are nacked: their first confirm is cut, and the queue of repeats is full."""
-    full: FieldTable = {"x-max-length": 0, "x-overflow": "reject-publish"}
-    await channel.declare_queue(proxy.repeats, durable=True, arguments=full)
-    proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
+async def stored(outbox: Outbox, proxy: DeduplicatingProxy) -> list[int]:
+    """Ids of rows whose confirms are held; `cut_confirms` makes repeats of them."""
+    proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.HOLD)
     return [await outbox.insert(f"stored-{n}") for n in range(50)]
 
 
-async def test_new_rows_pass_the_repeats_of_a_cut(
-    outbox: Outbox, queue: Reader, settings: Settings, run_node: RunNode, proxy: DeduplicatingProxy
-) -> None:
-    stored = [await outbox.insert(f"stored-{n}") for n in range(50)]
-    proxy.on_frame(Way.DOWN, Basic.Ack, 1, Act.RESET)
+@pytest.fixture
+async def full(channel: AbstractChannel, proxy: DeduplicatingProxy) -> None:
+    """Let repeats be nacked: their queue is full."""
+    arguments: FieldTable = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    await channel.declare_queue(proxy.repeats, durable=True, arguments=arguments)
 
+
+async def cut_confirms(proxy: DeduplicatingProxy, queue: Reader, stored: list[int]) -> None:
+    """Cut the connection when all are in the queue: what is on its way then would be known, and in no queue."""
+
+    async def are_stored() -> bool:
+        return await queue.count() == len(stored)
+
+    await eventually(are_stored, "the rows are in the queue")
+    proxy.cut()
+    proxy.release(Way.DOWN)
+
+
+async def test_new_rows_pass_the_repeats_of_a_cut(
+    outbox: Outbox,
+    queue: Reader,
+    settings: Settings,
+    run_node: RunNode,
+    proxy: DeduplicatingProxy,
+    stored: list[int],
+) -> None:
     async with run_node(to_hosts(settings, proxy)):
+        await cut_confirms(proxy, queue, stored)
         await proxy.wait_seen(Way.DOWN, Basic.Return, 1)
         new = [await outbox.insert(f"new-{n}") for n in range(50)]
         messages = await queue.drain_different(100)
@@ -52,6 +71,7 @@ async def test_new_rows_pass_the_repeats_of_a_cut(
     assert await outbox.ids("sent") == stored + new
 
 
+@pytest.mark.usefixtures("full")
 async def test_new_rows_pass_the_nacked_repeats_of_a_cut(
     outbox: Outbox,
     queue: Reader,
@@ -64,6 +84,7 @@ async def test_new_rows_pass_the_nacked_repeats_of_a_cut(
     monkeypatch.setattr(refusals, "LASTING_AFTER", 60.0)
 
     async with run_node(to_hosts(settings, proxy)) as node:
+        await cut_confirms(proxy, queue, stored)
         await eventually(lambda: node.snapshot().failures[Outcome.NACKED] > 0, "a repeat is nacked")
         new = [await outbox.insert(f"new-{n}") for n in range(50)]
         messages = await queue.drain_different(100)
@@ -76,6 +97,7 @@ async def test_new_rows_pass_the_nacked_repeats_of_a_cut(
     assert await outbox.ids("sent") == stored + new
 
 
+@pytest.mark.usefixtures("full")
 async def test_new_rows_pass_the_nacked_repeats_that_come_back_from_quarantine(
     outbox: Outbox,
     queue: Reader,
@@ -86,12 +108,13 @@ async def test_new_rows_pass_the_nacked_repeats_that_come_back_from_quarantine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No row is taken for long, so the route is in quarantine when the first new row comes."""
-    monkeypatch.setattr(refusals, "LASTING_AFTER", 2.0)  # 5 s; with 1 s a gap of the machine is a second quarantine
+    monkeypatch.setattr(refusals, "LASTING_AFTER", 2.0)  # 5 s; shorter, a pause of the machine is a second quarantine
 
     async def is_quarantined() -> bool:
         return bool(await outbox.quarantined_routes())
 
     async with run_node(to_hosts(settings, proxy)):
+        await cut_confirms(proxy, queue, stored)
         await eventually(is_quarantined, "the route is in quarantine")
         new = [await outbox.insert(f"new-{n}") for n in range(50)]
         messages = await queue.drain_different(100)

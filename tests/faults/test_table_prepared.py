@@ -12,6 +12,7 @@ from relay.config.settings import DatabaseSettings
 from relay.operate import holders
 from relay.operate.schema.migrate import migrate
 from relay.operate.status import read_status
+from relay.servers.postgres.tables import Tables
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.follower import insert
 from tests.support.eventually import eventually
@@ -121,9 +122,9 @@ async def test_an_orphan_is_named_by_status_with_its_gid_and_age(
     await prepare(database_url, "orphan of billing", "1")
 
     with psycopg.connect(database_url, autocommit=True) as connection:
-        reasons = read_status(connection, "outbox", progress_timeout=0.1).reasons
+        reasons = read_status(Tables(connection, "outbox"), progress_timeout=0.1).reasons
         await decide(database_url, "ROLLBACK", "orphan of billing")
-        afterwards = read_status(connection, "outbox", progress_timeout=0.1).reasons
+        afterwards = read_status(Tables(connection, "outbox"), progress_timeout=0.1).reasons
 
     words = r"prepared transaction orphan of billing \(postgres\) has kept dead rows from being cleared away for \d+ s"
     assert [reason for reason in reasons if re.fullmatch(words, reason)]

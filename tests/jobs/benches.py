@@ -18,6 +18,7 @@ from relay.operate.routes.quarantine import list_routes
 from relay.operate.routes.work import order_discard
 from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.work import order_replay
+from relay.servers.postgres.tables import Tables
 from tests.dead_letters.changes import RETRY
 from tests.dead_letters.letters import Letters
 from tests.jobs.toy import FILL, MAKE, ToyWork
@@ -72,17 +73,19 @@ class ParkedBench(RowsBench):
     async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION) -> Job:
         for number in range(ROWS):
             self._rows.parked(str(number))
-        return order_rows(connection, "outbox", Kind.RETRY, ParkedSelection(), by="ada", why="a test", caution=caution)
+        return order_rows(
+            Tables(connection, "outbox"), Kind.RETRY, ParkedSelection(), by="ada", why="a test", caution=caution
+        )
 
 
 class RouteBench(RowsBench):
     async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION) -> Job:
         for number in range(ROWS):
             self._rows.quarantined("gone", str(number))
-        (route,) = list_routes(connection, "outbox")
-        job = order_discard(connection, "outbox", route, [], by="ada", why="a test")
+        (route,) = list_routes(Tables(connection, "outbox"))
+        job = order_discard(Tables(connection, "outbox"), route, [], by="ada", why="a test")
         connection.execute("UPDATE outbox.job SET rate = %s", [caution.rate])  # no command orders it with a rate
-        return read_job(connection, "outbox", job.id)
+        return read_job(Tables(connection, "outbox"), job.id)
 
 
 class ToyBench(RowsBench):
@@ -90,7 +93,7 @@ class ToyBench(RowsBench):
         self._rows.connection.execute(MAKE)
         self._rows.connection.execute(FILL, [ROWS])
         order = Order(kind=Kind.RETRY, source=Source.PARKED, filter={}, by="ada", selected=ROWS, caution=caution)
-        return make_job(connection, "outbox", order)
+        return make_job(Tables(connection, "outbox"), order)
 
     def work(self, job: Job) -> Work:
         return ToyWork(self._settings.database, job)
@@ -113,7 +116,7 @@ class LettersBench:
 
     async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION) -> Job:
         self._sent = await self._letters.put_all(ROWS)
-        return order_letters(connection, "outbox", RETRY, LetterSelection(), caution=caution)
+        return order_letters(Tables(connection, "outbox"), RETRY, LetterSelection(), caution=caution)
 
     def work(self, job: Job) -> Work:
         work = work_of(self._settings, job)
@@ -143,7 +146,7 @@ class ReplayBench:
 
     async def order(self, connection: psycopg.Connection, caution: Caution = NO_CAUTION) -> Job:
         self._ids = await self._rows.add(ROWS, keys=5)
-        return order_replay(connection, "outbox", SentSelection(), by="ada", why="a test", caution=caution)
+        return order_replay(Tables(connection, "outbox"), SentSelection(), by="ada", why="a test", caution=caution)
 
     def work(self, job: Job) -> Work:
         work = work_of(self._settings, job)

@@ -8,12 +8,12 @@ from tests.consume.conftest import client, inbox, queue, table
 from tests.dead_letters.conftest import letters
 from tests.dead_letters.letters import Letters
 from tests.jobs.benches import Bench, LettersBench, ParkedBench, ReplayBench, RouteBench, ToyBench
-from tests.operate.conftest import connection, rows
+from tests.operate.conftest import connection, rows, tables
 from tests.operate.rows import Rows
 from tests.replay.conftest import copies, sent
 from tests.replay.sent import Copies, SentRows
 
-__all__ = ["client", "connection", "copies", "inbox", "letters", "queue", "rows", "sent", "table"]  # fixtures
+__all__ = ["client", "connection", "copies", "inbox", "letters", "queue", "rows", "sent", "table", "tables"]  # fixtures
 
 
 @pytest.fixture(params=["toy", "parked", "route", "letters", "replay"])

@@ -12,6 +12,7 @@ import psycopg
 from relay.errors import UsageError
 from relay.jobs.job import cancel_job, pause_job
 from relay.servers.postgres.database import DatabaseConnection, unplug
+from relay.servers.postgres.tables import Tables
 
 PATIENCE = 0.3  # seconds for a pause, which may have to wait for the transaction of the job
 
@@ -92,5 +93,5 @@ class Points:
         with psycopg.connect(self._url, autocommit=True) as connection:
             turn = pause_job if self._what is What.PAUSED else cancel_job
             with suppress(UsageError):  # it has ended
-                turn(connection, "outbox", self._job, by="ada", why="a test")
+                turn(Tables(connection, "outbox"), self._job, by="ada", why="a test")
                 self.has_turned = True

@@ -9,6 +9,7 @@ import pytest
 from relay.errors import BusyError, OutboxError
 from relay.jobs.job import Caution, Job, JobState, cancel_job, pause_job, read_job, resume_job
 from relay.jobs.runner import Run, Show
+from relay.servers.postgres.tables import Tables
 from tests.jobs.benches import ROWS, Bench
 from tests.jobs.points import Killed, Points, What
 
@@ -24,7 +25,7 @@ async def ended(bench: Bench, connection: psycopg.Connection, job: Job) -> Job:
     """Run a job to its end, and see that it has done everything."""
     done = await run_of(bench, job).run()
     assert (done.state, done.selected, done.done, done.failed) == (JobState.DONE, ROWS, ROWS, 0)
-    assert read_job(connection, "outbox", job.id).state is JobState.DONE
+    assert read_job(Tables(connection, "outbox"), job.id).state is JobState.DONE
     await bench.check(connection, done)
     return done
 
@@ -32,31 +33,33 @@ async def ended(bench: Bench, connection: psycopg.Connection, job: Job) -> Job:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", [What.KILLED, What.LOST])
 async def test_a_job_that_is_killed_or_cut_off_at_each_point_goes_on(
-    bench: Bench, connection: psycopg.Connection, database_url: str, what: What
+    bench: Bench, connection: psycopg.Connection, tables: Tables, database_url: str, what: What
 ) -> None:
     job = await bench.order(connection)
     for at in range(1, LAST, bench.stride):
         points = Points(database_url, job.id, what, at=at, behind=bool(at % 2))
         with points.watched(), suppress(Killed, BaseExceptionGroup, OutboxError, psycopg.Error):
             await run_of(bench, job).run()
-        saved = read_job(connection, "outbox", job.id)
+        saved = read_job(tables, job.id)
         await bench.check(connection, saved)
         if saved.is_over:
             return
     await ended(bench, connection, job)
 
 
-async def test_a_paused_job_does_no_more_and_goes_on(bench: Bench, connection: psycopg.Connection) -> None:
+async def test_a_paused_job_does_no_more_and_goes_on(
+    bench: Bench, connection: psycopg.Connection, tables: Tables
+) -> None:
     job = await bench.order(connection, Caution(rate=SLOW))
 
     def pause(_: Job) -> None:
-        now = read_job(connection, "outbox", job.id)
+        now = read_job(tables, job.id)
         if now.done and now.state is JobState.RUNNING:
-            pause_job(connection, "outbox", job.id, by="bob", why="lunch")
+            pause_job(tables, job.id, by="bob", why="lunch")
 
     paused = await run_of(bench, job, show=pause).run()
-    saved = read_job(connection, "outbox", job.id)
-    resume_job(connection, "outbox", job.id, by="bob")
+    saved = read_job(tables, job.id)
+    resume_job(tables, job.id, by="bob")
 
     assert (paused.state, paused.paused_because) == (JobState.PAUSED, "paused by bob: lunch")
     assert 0 < saved.done < ROWS
@@ -64,28 +67,30 @@ async def test_a_paused_job_does_no_more_and_goes_on(bench: Bench, connection: p
     await ended(bench, connection, job)
 
 
-async def test_a_cancelled_job_does_no_more(bench: Bench, connection: psycopg.Connection) -> None:
+async def test_a_cancelled_job_does_no_more(bench: Bench, connection: psycopg.Connection, tables: Tables) -> None:
     job = await bench.order(connection, Caution(rate=SLOW))
 
     def cancel(_: Job) -> None:
-        now = read_job(connection, "outbox", job.id)
+        now = read_job(tables, job.id)
         if now.done and now.state is JobState.RUNNING:
-            cancel_job(connection, "outbox", job.id, by="bob", why="the wrong ones")
+            cancel_job(tables, job.id, by="bob", why="the wrong ones")
 
     cancelled = await run_of(bench, job, show=cancel).run()
 
     assert cancelled.state is JobState.CANCELLED
     assert cancelled.done < ROWS
     assert (await run_of(bench, job).run()).state is JobState.CANCELLED
-    assert read_job(connection, "outbox", job.id).done == cancelled.done
+    assert read_job(tables, job.id).done == cancelled.done
 
 
-async def test_a_job_that_is_told_to_stop_saves_and_goes_on(bench: Bench, connection: psycopg.Connection) -> None:
+async def test_a_job_that_is_told_to_stop_saves_and_goes_on(
+    bench: Bench, connection: psycopg.Connection, tables: Tables
+) -> None:
     job = await bench.order(connection, Caution(rate=SLOW))
     run = run_of(bench, job, show=lambda seen: run.stop() if seen.done else None)
 
     stopped = await run.run()
-    saved = read_job(connection, "outbox", job.id)
+    saved = read_job(tables, job.id)
 
     assert stopped.state is JobState.INTERRUPTED
     assert 0 < stopped.done < ROWS
@@ -104,13 +109,16 @@ async def test_a_rate_is_kept(bench: Bench, connection: psycopg.Connection) -> N
     assert asyncio.get_running_loop().time() - began >= (ROWS - 1) / (2 * SLOW) - 0.5
 
 
-async def test_one_process_runs_a_job(bench: Bench, connection: psycopg.Connection) -> None:
+async def test_one_process_runs_a_job(bench: Bench, connection: psycopg.Connection, tables: Tables) -> None:
     job = await bench.order(connection, Caution(rate=SLOW))
     busy: list[BaseException] = []
     others: list[asyncio.Task[None]] = []
 
     async def run_another() -> None:
-        for call in (run_of(bench, job).run(), asyncio.to_thread(resume_job, connection, "outbox", job.id, by="bob")):
+        for call in (
+            run_of(bench, job).run(),
+            asyncio.to_thread(resume_job, tables, job.id, by="bob"),
+        ):
             try:
                 await call
             except BusyError as error:

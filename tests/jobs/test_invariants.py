@@ -17,6 +17,7 @@ from relay.errors import OutboxError
 from relay.jobs.job import Caution, Job, JobState, Kind, Order, Source, make_job, read_job, resume_job
 from relay.jobs.runner import Run
 from relay.operate.session import session
+from relay.servers.postgres.tables import Tables
 from tests.jobs.points import Killed, Points, What
 from tests.jobs.toy import FILL, MAKE, ToyWork
 from tests.support.eventually import eventually
@@ -40,7 +41,7 @@ def order(connection: psycopg.Connection, caution: Caution) -> Job:
     connection.execute(MAKE)
     connection.execute(FILL, [ROWS])
     given = Order(kind=Kind.RETRY, source=Source.PARKED, filter={}, by="ada", selected=ROWS, caution=caution)
-    return make_job(connection, "outbox", given)
+    return make_job(Tables(connection, "outbox"), given)
 
 
 async def run(database: DatabaseSettings, job: Job) -> Job:
@@ -49,12 +50,12 @@ async def run(database: DatabaseSettings, job: Job) -> Job:
 
 def is_running(connection: psycopg.Connection, job: Job) -> bool:
     """Whether a session has the lock of the job: that of a dead process has it until the server notices."""
-    return read_job(connection, "outbox", job.id).state is JobState.RUNNING
+    return read_job(Tables(connection, "outbox"), job.id).state is JobState.RUNNING
 
 
 def check(connection: psycopg.Connection, job: Job) -> None:
     """See that the job's row tells what was done, and no more."""
-    saved = read_job(connection, "outbox", job.id)
+    saved = read_job(Tables(connection, "outbox"), job.id)
     row = connection.execute(READ).fetchone()
     assert row is not None
     once, more, last = row
@@ -70,24 +71,26 @@ def check(connection: psycopg.Connection, job: Job) -> None:
 async def test_each_row_is_counted_once_whatever_happens(
     database: DatabaseSettings, happenings: Sequence[Happening], stages: tuple[int, ...]
 ) -> None:
-    with session(database) as connection:
-        job = order(connection, Caution(stages=stages))
+    with session(database) as tables:
+        job = order(tables.connection, Caution(stages=stages))
         for what, at, behind in happenings:
             points = Points(database.url.get_secret_value(), job.id, what, at=at, behind=behind)
             with points.watched(), suppress(Killed, OutboxError, psycopg.Error):
                 await run(database, job)
-            at_the_turn = read_job(connection, "outbox", job.id).done
+            at_the_turn = read_job(tables, job.id).done
             await points.settled()
-            await eventually(lambda: not is_running(connection, job), "the server has noticed the end of the session")
-            check(connection, job)
-            if read_job(connection, "outbox", job.id).is_over:
+            await eventually(
+                lambda: not is_running(tables.connection, job), "the server has noticed the end of the session"
+            )
+            check(tables.connection, job)
+            if read_job(tables, job.id).is_over:
                 break
             if points.has_turned:
-                assert read_job(connection, "outbox", job.id).state is JobState.PAUSED
-                assert read_job(connection, "outbox", job.id).done == at_the_turn
-            resume_job(connection, "outbox", job.id, by="ada")  # each run gets the job as it was ordered
+                assert read_job(tables, job.id).state is JobState.PAUSED
+                assert read_job(tables, job.id).done == at_the_turn
+            resume_job(tables, job.id, by="ada")  # each run gets the job as it was ordered
         ended = await run(database, job)
-        check(connection, job)
+        check(tables.connection, job)
 
     assert (ended.state, ended.done) == (JobState.DONE, ROWS)
     assert ended.failed == sum(number % 2 for number in range(1, min(ROWS, max(stages, default=0)) + 1))
@@ -96,25 +99,25 @@ async def test_each_row_is_counted_once_whatever_happens(
 
 @pytest.mark.parametrize("behind", [False, True])
 async def test_a_cancelled_job_changes_nothing_more(database: DatabaseSettings, behind: bool) -> None:
-    with session(database) as connection:
+    with session(database) as tables:
         turned = 0
         for at in range(1, 12):
-            job = order(connection, Caution())
+            job = order(tables.connection, Caution())
             points = Points(database.url.get_secret_value(), job.id, What.CANCELLED, at=at, behind=behind)
             with points.watched():
                 ended = await run(database, job)
             await points.settled()
-            check(connection, job)
+            check(tables.connection, job)
             assert ended.state is (JobState.CANCELLED if points.has_turned else JobState.DONE)
             turned += points.has_turned
     assert turned > 5
 
 
 async def test_a_job_that_runs_is_run_once(database: DatabaseSettings) -> None:
-    with session(database) as connection:
-        job = order(connection, Caution(rate=20))
+    with session(database) as tables:
+        job = order(tables.connection, Caution(rate=20))
         ends = await asyncio.gather(run(database, job), run(database, job), return_exceptions=True)
-        check(connection, job)
+        check(tables.connection, job)
 
     (refused,) = [str(each) for each in ends if isinstance(each, OutboxError)]
     assert refused == "job 1 (retry) is run by another process"

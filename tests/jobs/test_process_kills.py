@@ -15,6 +15,7 @@ from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
 from relay.operate.routes.quarantine import list_routes
 from relay.operate.routes.work import order_discard
+from relay.servers.postgres.tables import Tables
 from tests.operate.rows import Rows
 from tests.replay.conftest import Commands
 from tests.support.eventually import eventually
@@ -58,11 +59,11 @@ async def test_a_command_over_rows_that_is_told_to_stop_says_how_to_go_on(
 ) -> None:
     rows.connection.execute(PARK, [100])
     retrying = relay.start("parked", "retry", "--all", "--rate", "5")
-    await eventually(lambda: any(job.done for job in list_jobs(connection, "outbox", limit=1)), "some are done")
+    await eventually(lambda: any(job.done for job in list_jobs(Tables(connection, "outbox"), limit=1)), "some are done")
 
     retrying.tell(how)
     stopped = await relay.end(retrying)
-    (job,) = list_jobs(connection, "outbox", limit=1)
+    (job,) = list_jobs(Tables(connection, "outbox"), limit=1)
 
     assert stopped.code == 130
     assert f"retried {job.done} row" in stopped.said
@@ -80,7 +81,7 @@ async def test_a_killed_job_is_resumed_and_each_row_is_done_once(
     """A job over 4,000 keys is killed eight times: resumed, its counts are exact, and its audit is complete."""
     rows.connection.execute(PARK, [KEYS])
     rows.connection.execute(HOLD, [HELD])
-    job = order_rows(connection, "outbox", kind, ParkedSelection(), by="ada", why="drill")
+    job = order_rows(Tables(connection, "outbox"), kind, ParkedSelection(), by="ada", why="drill")
 
     last = await killed_and_ended(job, rows, connection, relay=relay)
 
@@ -98,8 +99,8 @@ async def test_a_killed_discard_of_a_route_is_resumed_and_each_row_is_done_once(
 ) -> None:
     """A discard of a route's 4,000 rows is killed eight times: resumed, its counts and its audit are exact."""
     rows.connection.execute(SET_ASIDE, [KEYS])
-    (route,) = list_routes(connection, "outbox")
-    job = order_discard(connection, "outbox", route, [], by="ada", why="drill")
+    (route,) = list_routes(Tables(connection, "outbox"))
+    job = order_discard(Tables(connection, "outbox"), route, [], by="ada", why="drill")
 
     last = await killed_and_ended(job, rows, connection, relay=relay)
 
@@ -115,7 +116,7 @@ async def killed_and_ended(job: Job, rows: Rows, connection: psycopg.Connection,
     chance = Random(seed)
 
     def done() -> int:
-        return read_job(connection, "outbox", job.id).done
+        return read_job(Tables(connection, "outbox"), job.id).done
 
     for number in range(KILLS):
         goal = min(KEYS - 1, (number + 1) * chance.randrange(1, KEYS // KILLS))
@@ -123,9 +124,9 @@ async def killed_and_ended(job: Job, rows: Rows, connection: psycopg.Connection,
         await eventually(lambda: done() >= goal or not resumed.is_running(), "some rows are done", 60)  # noqa: B023
         resumed.stop(signal.SIGKILL)
         await eventually(lambda: rows.connection.execute(SESSIONS).rowcount == 0, "the killed one's session is gone")
-    before_last = read_job(connection, "outbox", job.id)
+    before_last = read_job(Tables(connection, "outbox"), job.id)
     ended = await relay("jobs", "resume", str(job.id))
 
     assert ended.code in (0, 2), ended.said  # 2: the last kill came after the end
     assert before_last.state in ("interrupted", "done")
-    return read_job(connection, "outbox", job.id)
+    return read_job(Tables(connection, "outbox"), job.id)

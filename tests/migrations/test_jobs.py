@@ -89,8 +89,8 @@ def test_rows_that_are_parked_when_the_tables_come_are_grouped(
 
     migrate(database)
 
-    with session(database) as opened:
-        assert [(each.cause, each.count) for each in list_parked_groups(opened, "outbox")] == [("refused for *", 3)]
+    with session(database) as tables:
+        assert [(each.cause, each.count) for each in list_parked_groups(tables)] == [("refused for *", 3)]
 
 
 def test_rows_parked_or_released_while_the_others_are_grouped_are_noted(
@@ -117,8 +117,8 @@ def test_an_older_release_makes_and_saves_its_replays(database: DatabaseSettings
     saved = connection.execute(SAVE, {"job": job}).fetchone()
     again = connection.execute(SAVE, {"job": job}).fetchone()
 
-    with session(database) as opened:
-        (found,) = list_jobs(opened, "outbox", limit=9)
+    with session(database) as tables:
+        (found,) = list_jobs(tables, limit=9)
     assert saved == again == (1,)
     assert connection.execute(READ).fetchall() == [(job, "done", "ada", 3, 2, 1, 9)]
     assert (found.kind, found.source, found.state, found.done, found.failed) == ("replay", "sent", "done", 2, 1)

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.session import session
+from relay.servers.postgres.tables import Tables
 from tests.cli.command import Command
 from tests.operate.inboxes import Ends
 from tests.operate.rows import Rows
@@ -23,10 +24,16 @@ def rows(database_url: str) -> Iterator[Rows]:
 
 
 @pytest.fixture
-def connection(database: DatabaseSettings) -> Iterator[psycopg.Connection]:
-    """An operator's session in it."""
+def tables(database: DatabaseSettings) -> Iterator[Tables]:
+    """Its tables, in an operator's session."""
     with session(database) as opened:
         yield opened
+
+
+@pytest.fixture
+def connection(tables: Tables) -> psycopg.Connection:
+    """The connection of that session."""
+    return tables.connection
 
 
 @pytest.fixture

@@ -86,13 +86,13 @@ class Ends:
         """Compare what was sent between two moments before now."""
         outbox, inbox = self._databases
         with (
-            session(outbox) as connection,
+            session(outbox) as tables,
             InboxReader.open(inbox, timeout=60, url=FLAG) as opened,
         ):
-            moment: datetime = now(connection)
+            moment: datetime = now(tables.connection)
             interval = Interval(moment - since, moment - until, moment, grace)
             question = Question(interval=interval, selection=selection or SentSelection(), **more)
-            return reconcile(connection, "outbox", opened, question, show=show)
+            return reconcile(tables, opened, question, show=show)
 
     def close(self) -> None:
         self.rows.connection.close()

@@ -8,6 +8,7 @@ import pytest
 from relay.errors import NotFoundError
 from relay.operate.failures import list_held_groups
 from relay.operate.held import retry_held
+from relay.servers.postgres.tables import Tables
 from tests.operate.held import held
 
 DUE = "SELECT key FROM outbox.held_message WHERE due_at <= now() ORDER BY key"
@@ -21,7 +22,7 @@ def connection(database_url: str) -> Iterator[psycopg.Connection]:
 
 
 def retry(connection: psycopg.Connection, group: str | None = None) -> int:
-    return retry_held(connection, "outbox", group, by="ada", why="mended")
+    return retry_held(Tables(connection, "outbox"), group, by="ada", why="mended")
 
 
 def due(connection: psycopg.Connection) -> list[str]:
@@ -37,10 +38,10 @@ def test_what_failed_is_due_and_what_waits_behind_it_waits_on(connection: psycop
     assert connection.execute(AUDIT).fetchall() == [("held retry", "all", "ada", "mended")]
 
 
-def test_of_a_group_its_messages_alone_are_due(connection: psycopg.Connection) -> None:
+def test_of_a_group_its_messages_alone_are_due(connection: psycopg.Connection, tables: Tables) -> None:
     held(connection, "a")
     held(connection, "b", error="no paper")
-    (group,) = [each.id for each in list_held_groups(connection, "outbox") if "paper" in each.cause]
+    (group,) = [each.id for each in list_held_groups(tables) if "paper" in each.cause]
 
     assert retry(connection, group) == 1
     assert due(connection) == ["b"]

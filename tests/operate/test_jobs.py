@@ -21,6 +21,7 @@ from relay.jobs.job import (
 from relay.operate.parked import work as parked
 from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
+from relay.servers.postgres.tables import Tables
 from tests.operate.rows import Rows
 from tests.support.bulk import change_rows, run_rows
 from tests.support.process import wait_for
@@ -51,14 +52,14 @@ def at(done: int, call: Callable[[], object]) -> Callable[[Job], None]:
     return show
 
 
-def test_a_job_tells_who_when_why_what_and_how_far(rows: Rows, connection: psycopg.Connection) -> None:
+def test_a_job_tells_who_when_why_what_and_how_far(rows: Rows, connection: psycopg.Connection, tables: Tables) -> None:
     for key in "abc":
         rows.parked(key)
     rows.parked("a", behind=1)
 
     done = change_rows(connection, Kind.RETRY, ParkedSelection(event_type="InvoiceIssued"), by="ada", why="mended")
 
-    (job,) = list_jobs(connection, "outbox", limit=9)
+    (job,) = list_jobs(tables, limit=9)
     assert (job.id, job.kind, job.source, job.state) == (done.job, Kind.RETRY, "parked", "done")
     assert (job.made_by, job.why, job.filter) == ("ada", "mended", {"event_type": "InvoiceIssued"})
     assert (job.selected, job.done, job.released, job.failed) == (3, 3, 1, 0)
@@ -92,17 +93,17 @@ def test_what_is_archived_comes_back_as_it_was(rows: Rows, connection: psycopg.C
     assert rows.connection.execute(read, [head]).fetchone() == before
 
 
-def test_a_cancelled_job_cannot_go_on(rows: Rows, connection: psycopg.Connection) -> None:
+def test_a_cancelled_job_cannot_go_on(rows: Rows, tables: Tables) -> None:
     rows.parked()
-    job = order_rows(connection, "outbox", Kind.DISCARD, EVERYTHING, by="ada", why="test")
+    job = order_rows(tables, Kind.DISCARD, EVERYTHING, by="ada", why="test")
 
-    ended = cancel_job(connection, "outbox", job.id, by="bob", why="the wrong ones")
+    ended = cancel_job(tables, job.id, by="bob", why="the wrong ones")
 
     assert (ended.state, ended.cancelled_by, ended.cancelled_why) == ("cancelled", "bob", "the wrong ones")
     calls: list[Callable[[], object]] = [
-        lambda: resume_job(connection, "outbox", job.id, by="bob"),
-        lambda: pause_job(connection, "outbox", job.id, by="bob", why=None),
-        lambda: cancel_job(connection, "outbox", job.id, by="bob", why="again"),
+        lambda: resume_job(tables, job.id, by="bob"),
+        lambda: pause_job(tables, job.id, by="bob", why=None),
+        lambda: cancel_job(tables, job.id, by="bob", why="again"),
     ]
     for call in calls:
         with pytest.raises(UsageError, match=r"job 1 \(discard\) is cancelled: there is nothing to"):
@@ -110,14 +111,14 @@ def test_a_cancelled_job_cannot_go_on(rows: Rows, connection: psycopg.Connection
 
 
 def test_a_resumed_job_keeps_its_limit_and_leaves_what_was_parked_later(
-    rows: Rows, connection: psycopg.Connection
+    rows: Rows, connection: psycopg.Connection, tables: Tables
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(4)]
-    job = order_rows(connection, "outbox", Kind.RETRY, ParkedSelection(limit=3))
-    run_rows(connection, job, show=at(2, lambda: pause_job(connection, "outbox", job.id, by="ada", why=None)))
+    job = order_rows(tables, Kind.RETRY, ParkedSelection(limit=3))
+    run_rows(connection, job, show=at(2, lambda: pause_job(tables, job.id, by="ada", why=None)))
     later = rows.parked("later")
 
-    done = run_rows(connection, resume_job(connection, "outbox", job.id, by="ada"))
+    done = run_rows(connection, resume_job(tables, job.id, by="ada"))
 
     assert (done.state, done.done) == ("done", 3)
     assert [id_ for id_, (state, _) in rows.states().items() if state == "parked"] == [ids[3], later]
@@ -162,7 +163,7 @@ class Broker:
 
 
 def test_a_stage_waits_for_the_outcome_of_its_rows(
-    rows: Rows, connection: psycopg.Connection, database_url: str
+    rows: Rows, connection: psycopg.Connection, tables: Tables, database_url: str
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(7)]
     caution = Caution(stages=(1, 3), stop_when_failing=0.5)
@@ -178,26 +179,24 @@ def test_a_stage_waits_for_the_outcome_of_its_rows(
         )
         wait_for(lambda: (rows.states()[ids[-1]][0]) == "sent", "the last is sent", 10)
 
-    job = read_job(connection, "outbox", done.job or 0)
+    job = read_job(tables, done.job or 0)
     assert (job.state, job.stage, job.done, job.failed) == ("done", 2, 7, 1)
     assert all(stage >= sum(count > each for each in caution.stages) for stage, count in seen)
-    assert [(each.id, each.reason) for each in list_failures(connection, "outbox", job.id, limit=9)] == [
-        (ids[2], "not again")
-    ]
+    assert [(each.id, each.reason) for each in list_failures(tables, job.id, limit=9)] == [(ids[2], "not again")]
     assert broker.most_pending <= 4
 
 
 def test_a_stage_that_fails_too_often_pauses_the_job(
-    rows: Rows, connection: psycopg.Connection, database_url: str
+    rows: Rows, connection: psycopg.Connection, tables: Tables, database_url: str
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(6)]
     caution = Caution(stages=(2, 4), stop_when_failing=0.4)
 
     with Broker(database_url, fails=lambda id_: id_ == ids[0]):
         done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=caution)
-        paused = read_job(connection, "outbox", done.job or 0)
+        paused = read_job(tables, done.job or 0)
         left = [id_ for id_, (state, _) in rows.states().items() if state == "parked"]
-        resumed = run_rows(connection, resume_job(connection, "outbox", paused.id, by="ada"))
+        resumed = run_rows(connection, resume_job(tables, paused.id, by="ada"))
 
     assert (paused.state, paused.stage, paused.done, paused.failed) == ("paused", 1, 2, 1)
     assert paused.paused_because == "1 of 2 rows of the stage failed again: 50%, and at most 40% may"
@@ -207,19 +206,19 @@ def test_a_stage_that_fails_too_often_pauses_the_job(
 
 
 def test_a_job_with_fewer_rows_than_its_stage_waits_for_theirs(
-    rows: Rows, connection: psycopg.Connection, database_url: str
+    rows: Rows, connection: psycopg.Connection, tables: Tables, database_url: str
 ) -> None:
     row = rows.parked()
 
     with Broker(database_url, fails=lambda _: True):
         done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=Caution(stages=(10,), stop_when_failing=0))
 
-    job = read_job(connection, "outbox", done.job or 0)
+    job = read_job(tables, done.job or 0)
     assert (job.state, job.done, job.failed) == ("paused", 1, 1)
     assert rows.states() == {row: ("parked", None)}
-    assert run_rows(connection, resume_job(connection, "outbox", job.id, by="ada")).state == "done"
+    assert run_rows(connection, resume_job(tables, job.id, by="ada")).state == "done"
 
 
-def test_what_has_no_outcome_has_no_stages(connection: psycopg.Connection) -> None:
+def test_what_has_no_outcome_has_no_stages(tables: Tables) -> None:
     with pytest.raises(UsageError, match="--stages waits for the outcome of rows; a discard has no outcome"):
-        order_rows(connection, "outbox", Kind.DISCARD, EVERYTHING, caution=Caution(stages=(1,)))
+        order_rows(tables, Kind.DISCARD, EVERYTHING, caution=Caution(stages=(1,)))

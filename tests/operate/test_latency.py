@@ -18,8 +18,8 @@ def test_rows_count_from_the_time_they_were_due(database: DatabaseSettings, data
             FROM generate_series(1, 20)
         """)
 
-    with session(database) as connection:
-        latency = read_latency(connection, "outbox")
+    with session(database) as tables:
+        latency = read_latency(tables)
 
     assert latency.rows == 20
     assert latency.median_s == pytest.approx(2.0)
@@ -27,5 +27,5 @@ def test_rows_count_from_the_time_they_were_due(database: DatabaseSettings, data
 
 
 def test_without_rows_there_is_none(database: DatabaseSettings) -> None:
-    with session(database) as connection:
-        assert read_latency(connection, "outbox").p95_s is None
+    with session(database) as tables:
+        assert read_latency(tables).p95_s is None

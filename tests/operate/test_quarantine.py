@@ -9,6 +9,7 @@ from relay.jobs.job import Job
 from relay.operate.routes import work as quarantine_job
 from relay.operate.routes.quarantine import list_routes
 from relay.operate.routes.work import order_discard
+from relay.servers.postgres.tables import Tables
 from tests.operate.rows import Rows
 from tests.support.bulk import run_rows
 from tests.support.process import wait_for
@@ -20,8 +21,8 @@ PUT_BACK = "UPDATE outbox.message SET state = 'quarantined' WHERE id = %s"
 
 def discard(connection: psycopg.Connection) -> Job:
     """Discard the rows of the only route by a job."""
-    (route,) = list_routes(connection, "outbox")
-    return run_rows(connection, order_discard(connection, "outbox", route, [], by=BY, why=WHY))
+    (route,) = list_routes(Tables(connection, "outbox"))
+    return run_rows(connection, order_discard(Tables(connection, "outbox"), route, [], by=BY, why=WHY))
 
 
 def test_a_probe_that_comes_back_is_changed_with_the_others(rows: Rows, connection: psycopg.Connection) -> None:
@@ -53,10 +54,10 @@ def test_a_probe_that_stays_away_is_left_out(
     assert rows.states() == {probe: ("pending", None), other: ("discarded", None)}
 
 
-def test_a_route_that_works_by_now_ends_the_job(rows: Rows, connection: psycopg.Connection) -> None:
+def test_a_route_that_works_by_now_ends_the_job(rows: Rows, connection: psycopg.Connection, tables: Tables) -> None:
     row = rows.quarantined("gone")
-    (route,) = list_routes(connection, "outbox")
-    job = order_discard(connection, "outbox", route, [], by=BY, why=WHY)
+    (route,) = list_routes(tables)
+    job = order_discard(tables, route, [], by=BY, why=WHY)
     rows.connection.execute("UPDATE outbox.message SET state = 'pending', quarantine = NULL")
     rows.connection.execute("DELETE FROM outbox.quarantine")
 
@@ -66,10 +67,10 @@ def test_a_route_that_works_by_now_ends_the_job(rows: Rows, connection: psycopg.
     assert rows.states() == {row: ("pending", None)}
 
 
-def test_what_comes_after_the_order_stays(rows: Rows, connection: psycopg.Connection) -> None:
+def test_what_comes_after_the_order_stays(rows: Rows, connection: psycopg.Connection, tables: Tables) -> None:
     rows.quarantined("gone")
-    (route,) = list_routes(connection, "outbox")
-    job = order_discard(connection, "outbox", route, [], by=BY, why=WHY)
+    (route,) = list_routes(tables)
+    job = order_discard(tables, route, [], by=BY, why=WHY)
     later = rows.quarantined("gone", "2")
 
     run_rows(connection, job)

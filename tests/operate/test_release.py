@@ -14,6 +14,7 @@ from relay.operate.parked import work as parked
 from relay.operate.parked.read import ParkedSelection, show_parked
 from relay.operate.parked.work import ParkedDone
 from relay.operate.session import session
+from relay.servers.postgres.tables import Tables
 from tests.operate.rows import Rows
 from tests.support.bulk import discard, preview, retry
 from tests.support.process import wait_for
@@ -57,7 +58,7 @@ def test_retry_takes_along_what_is_held_behind_also_transitively(rows: Rows, con
 
 
 def test_discard_keeps_the_row_with_the_note_and_releases_what_is_behind(
-    rows: Rows, connection: psycopg.Connection
+    rows: Rows, connection: psycopg.Connection, tables: Tables
 ) -> None:
     head = rows.parked()
     follower = rows.parked(behind=head)
@@ -66,7 +67,7 @@ def test_discard_keeps_the_row_with_the_note_and_releases_what_is_behind(
 
     assert done == ParkedDone(chosen=1, released=1, not_found=[])
     assert rows.states() == {head: ("discarded", None), follower: PENDING}
-    kept = show_parked(connection, "outbox", head, length=100)
+    kept = show_parked(tables, head, length=100)
     assert kept.last_error == "returned: no queue is bound"
     assert (kept.set_aside_by, kept.set_aside_note, kept.set_aside_job) == ("ada", "sent by hand", done.job)
     assert kept.payload == '{"key": "1"}'
@@ -159,10 +160,10 @@ def test_what_was_done_before_the_database_went_away_is_told(
         f" WHEN (OLD.id = {heads[1]}) EXECUTE FUNCTION fail()"
     )
 
-    with pytest.raises(PartlyDoneError, match="1 rows are done, the others stay parked"), session(database) as opened:
-        retry(opened, "outbox", EVERYTHING)
-    with pytest.raises(DatabaseUnavailableError), session(database) as opened:
-        retry(opened, "outbox", EVERYTHING)
+    with pytest.raises(PartlyDoneError, match="1 rows are done, the others stay parked"), session(database) as tables:
+        retry(tables.connection, "outbox", EVERYTHING)
+    with pytest.raises(DatabaseUnavailableError), session(database) as tables:
+        retry(tables.connection, "outbox", EVERYTHING)
 
     assert rows.states() == {heads[0]: PENDING, heads[1]: ("parked", None)}
 

@@ -6,6 +6,7 @@ import pytest
 from relay.jobs.job import Kind, Source, read_job
 from relay.operate.parked import work as parked
 from relay.operate.parked.read import ParkedSelection, show_parked
+from relay.servers.postgres.tables import Tables
 from tests.operate.rows import Rows
 from tests.support.bulk import change_rows, discard, retry
 
@@ -26,7 +27,7 @@ def test_a_discarded_row_comes_back_as_it_was_and_the_audit_has_both(
     before = rows.connection.execute(KEPT, [row]).fetchone()
 
     discarded = discard(connection, "outbox", ParkedSelection(ids=[row]), by="ada", why="test data")
-    shown = show_parked(connection, "outbox", row, length=100)
+    shown = show_parked(Tables(connection, "outbox"), row, length=100)
     restored = change_rows(
         connection, Kind.RESTORE, ParkedSelection(ids=[row]), by="bob", why="no test data", aside=Source.DISCARDED
     )
@@ -52,7 +53,7 @@ def test_all_that_a_job_has_discarded_comes_back_and_nothing_else(rows: Rows, co
 
     assert restored.chosen == 5
     assert restored.job is not None
-    job = read_job(connection, "outbox", restored.job)
+    job = read_job(Tables(connection, "outbox"), restored.job)
     assert (job.kind, job.source, job.selected) == (Kind.RESTORE, Source.DISCARDED, 5)
     assert rows.states() == {**dict.fromkeys(mine, PARKED), again: DISCARDED, others: DISCARDED}
 
@@ -73,10 +74,12 @@ def test_a_preview_counts_rows_and_keys(rows: Rows, connection: psycopg.Connecti
     ids = [rows.parked(key) for key in ("1", "2", "2", None)]
     rows.parked("1", behind=ids[0])
 
-    discards = parked.preview(connection, "outbox", Kind.DISCARD, ParkedSelection())
+    discards = parked.preview(Tables(connection, "outbox"), Kind.DISCARD, ParkedSelection())
     done = discard(connection, "outbox", ParkedSelection(), by="ada", why="test data")
     assert done.job is not None
-    restores = parked.preview(connection, "outbox", Kind.RESTORE, ParkedSelection(job=done.job), aside=Source.DISCARDED)
+    restores = parked.preview(
+        Tables(connection, "outbox"), Kind.RESTORE, ParkedSelection(job=done.job), aside=Source.DISCARDED
+    )
 
     assert (discards.chosen, discards.keys, discards.released) == (4, 2, 1)
     assert (restores.chosen, restores.keys, restores.released) == (4, 2, 0)

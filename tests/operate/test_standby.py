@@ -12,6 +12,7 @@ from relay.operate import holders
 from relay.operate.doctor.database import examine_database
 from relay.operate.doctor.finding import Verdict
 from relay.operate.status import read_status
+from relay.servers.postgres.tables import Tables
 from tests.support.postgres import PostgresServer
 from tests.support.process import wait_for
 from tests.support.template import template_of
@@ -54,7 +55,7 @@ def test_status_and_doctor_name_the_standby(waiting_url: str, monkeypatch: pytes
     settings = Settings(database=DatabaseSettings(url=SecretStr(waiting_url)))
 
     with psycopg.connect(waiting_url, autocommit=True) as connection:
-        (reason,) = read_status(connection, "outbox").reasons
+        (reason,) = read_status(Tables(connection, "outbox")).reasons
     (found,) = [each for each in examine_database(settings) if each.check == "database.standby"]
 
     assert reason.startswith("1 commit waits for a synchronous standby for up to ")
@@ -67,4 +68,4 @@ def test_a_commit_that_has_just_begun_to_wait_is_no_reason(waiting_url: str, mon
     monkeypatch.setattr(holders, "STANDBY_SLOW", 3600.0)
 
     with psycopg.connect(waiting_url, autocommit=True) as connection:
-        assert read_status(connection, "outbox").reasons == ["no relay is alive: start `relay run`"]
+        assert read_status(Tables(connection, "outbox")).reasons == ["no relay is alive: start `relay run`"]

@@ -15,12 +15,13 @@ from relay.operate.health import OutboxState, check_health
 from relay.operate.lanes import pause_lane
 from relay.operate.session import session
 from relay.operate.status import BY_INDEX, OLDEST_PENDING, About, Status, read_status
+from relay.servers.postgres.tables import Tables
 from tests.operate.rows import Rows
 from tests.support.postgres import PostgresServer
 
 
 def read(connection: psycopg.Connection) -> Status:
-    return read_status(connection, "outbox", progress_timeout=0.3)
+    return read_status(Tables(connection, "outbox"), progress_timeout=0.3)
 
 
 def ago(seconds: float) -> datetime:
@@ -148,9 +149,7 @@ def test_old_rows_and_a_live_relay_that_sends_nothing_are_stalled(rows: Rows, co
     assert broker == "relay relay-1: broker: no connection"
 
 
-def test_old_rows_that_are_being_worked_off_are_not_stalled(
-    rows: Rows, connection: psycopg.Connection, database_url: str
-) -> None:
+def test_old_rows_that_are_being_worked_off_are_not_stalled(rows: Rows, tables: Tables, database_url: str) -> None:
     rows.node(published_total=1)
     rows.pending(created_at=ago(60))
     stop = threading.Event()
@@ -163,7 +162,7 @@ def test_old_rows_that_are_being_worked_off_are_not_stalled(
     publishing = threading.Thread(target=publish)
     publishing.start()
     try:
-        status = read_status(connection, "outbox", progress_timeout=20)
+        status = read_status(tables, progress_timeout=20)
     finally:
         stop.set()
         publishing.join()
@@ -171,12 +170,12 @@ def test_old_rows_that_are_being_worked_off_are_not_stalled(
     assert (status.state, status.reasons) == (OutboxState.OK, [])
 
 
-def test_with_an_earlier_status_nothing_is_watched(rows: Rows, connection: psycopg.Connection) -> None:
+def test_with_an_earlier_status_nothing_is_watched(rows: Rows, tables: Tables) -> None:
     rows.node(published_total=5)
     rows.pending(created_at=ago(60))
 
-    worked_off = read_status(connection, "outbox", progress_timeout=3600, published_before={"relay-1": 4})
-    stalled = read_status(connection, "outbox", progress_timeout=3600, published_before={"relay-1": 5})
+    worked_off = read_status(tables, progress_timeout=3600, published_before={"relay-1": 4})
+    stalled = read_status(tables, progress_timeout=3600, published_before={"relay-1": 5})
 
     assert (worked_off.state, stalled.state) == (OutboxState.OK, OutboxState.STALLED)
     assert stalled.reasons[0].about is About.RELAYS
@@ -269,20 +268,20 @@ def test_the_oldest_row_is_found_by_index_whatever_the_statistics_say(
     assert "message_pending_lane_id" in plan
 
 
-def test_health_is_that_of_the_named_relay(rows: Rows, connection: psycopg.Connection) -> None:
+def test_health_is_that_of_the_named_relay(rows: Rows, connection: psycopg.Connection, tables: Tables) -> None:
     rows.node("fine")
     rows.node("slow", state="degraded", reasons=["broker: no connection"])
     rows.node("dead", age=11)
     rows.parked()
 
-    check_health(connection, "outbox", "fine", ready=True)
-    check_health(connection, "outbox", "slow", ready=False)
+    check_health(tables, "fine", ready=True)
+    check_health(tables, "slow", ready=False)
     with pytest.raises(NotReadyError, match="relay slow is degraded: broker: no connection"):
-        check_health(connection, "outbox", "slow", ready=True)
+        check_health(tables, "slow", ready=True)
     with pytest.raises(NotReadyError, match=r"the last heartbeat of relay dead is 1[1-4] s old"):
-        check_health(connection, "outbox", "dead", ready=False)
+        check_health(tables, "dead", ready=False)
     with pytest.raises(NotReadyError, match="no relay named none has ever written a heartbeat"):
-        check_health(connection, "outbox", "none", ready=False)
+        check_health(tables, "none", ready=False)
 
 
 def test_a_session_refuses_tables_that_are_missing_or_behind_and_serves_newer_ones(
@@ -324,32 +323,34 @@ def test_a_session_names_the_right_that_is_missing(
 def test_a_session_bounds_its_statements(database: DatabaseSettings) -> None:
     late = pytest.raises(DeadlineError, match=r"PostgreSQL: no answer within 0\.05 s")
 
-    with late, session(database, timeout=0.05) as opened:
-        opened.execute("SELECT pg_sleep(30)")
+    with late, session(database, timeout=0.05) as tables:
+        tables.connection.execute("SELECT pg_sleep(30)")
 
 
 def test_a_session_tells_a_lost_connection(database: DatabaseSettings) -> None:
     lost = pytest.raises(DatabaseUnavailableError, match="the connection was lost: terminating connection")
 
-    with lost, session(database) as opened:
-        opened.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    with lost, session(database) as tables:
+        tables.connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
 def test_a_server_that_is_read_only_is_named_as_such(rows: Rows, database: DatabaseSettings) -> None:
     refused = pytest.raises(AccessError, match="is read only, as a standby is: add target_session_attrs=read-write")
 
-    with refused, session(database) as opened:
-        opened.execute("SET default_transaction_read_only = on")
-        opened.execute("UPDATE outbox.node SET state = 'ok'")
+    with refused, session(database) as tables:
+        tables.connection.execute("SET default_transaction_read_only = on")
+        tables.connection.execute("UPDATE outbox.node SET state = 'ok'")
 
 
-def test_rows_of_a_paused_lane_do_not_age_and_the_lane_is_not_lost(rows: Rows, connection: psycopg.Connection) -> None:
+def test_rows_of_a_paused_lane_do_not_age_and_the_lane_is_not_lost(
+    rows: Rows, connection: psycopg.Connection, tables: Tables
+) -> None:
     old = rows.pending(created_at=ago(60))
     (lane,) = rows.connection.execute("SELECT lane FROM outbox.message WHERE id = %s", [old]).fetchone() or (0,)
     rows.node(lanes=[each for each in range(LANES) if each != lane])
     before = read(connection)
 
-    pause_lane(connection, "outbox", lane, by="ada", why="test")
+    pause_lane(tables, lane, by="ada", why="test")
     paused = read(connection)
     rows.pending(created_at=ago(60), available_at=ago(30))
     due = read(connection)

@@ -22,8 +22,8 @@ INSERT = """
 
 @pytest.fixture
 async def replaying(database: DatabaseSettings) -> AsyncIterator[ReplaySession]:
-    with operator_session(database) as connection:
-        job = order_replay(connection, "outbox", SentSelection())
+    with operator_session(database) as tables:
+        job = order_replay(tables, SentSelection())
     opened = await ReplaySession.open(database, job, Save("outbox", job))
     yield opened
     await opened.close()

@@ -9,6 +9,7 @@ import pytest
 from relay.operate.sent.selection import SentSelection, count_statement
 from relay.operate.sent.session import places_statement, read_statement
 from relay.operate.sent.work import order_replay
+from relay.servers.postgres.tables import Tables
 from tests.support.days import make_days
 from tests.support.plans import explain, nodes, tables
 
@@ -49,7 +50,7 @@ def test_only_the_days_of_the_time_range_are_read(
 ) -> None:
     first, end = (None if ago is None else today - ago for ago in (since, until))
     selection = SentSelection(since=first, until=end, aggregate_id="7")
-    job = order_replay(connection, "outbox", selection)
+    job = order_replay(Tables(connection, "outbox"), selection)
 
     listed = tables(explain(connection, places_statement("outbox", job, 0)))
     counted = tables(explain(connection, count_statement("outbox", selection, job.made_at)))
@@ -58,7 +59,7 @@ def test_only_the_days_of_the_time_range_are_read(
 
 
 def test_rows_are_read_by_their_place(connection: psycopg.Connection, today: datetime) -> None:
-    job = order_replay(connection, "outbox", SentSelection())
+    job = order_replay(Tables(connection, "outbox"), SentSelection())
     first = today - timedelta(days=5)
     days = {"first": first, "next": first + timedelta(days=1)}
     values = {**days, "places": '{"(0,1)","(0,3)"}', "to_exchange": None, "routing_key": None}

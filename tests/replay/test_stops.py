@@ -103,8 +103,8 @@ async def test_an_end_whose_answer_is_lost_is_an_end_and_no_cancel(
     settings: Settings, sent: SentRows, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await sent.add(100, keys=5)
-    with operator_session(settings.database) as connection:
-        job = order_replay(connection, "outbox", SentSelection())
+    with operator_session(settings.database) as tables:
+        job = order_replay(tables, SentSelection())
     write = Save.write
     lost: list[str] = []
 

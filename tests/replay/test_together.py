@@ -72,8 +72,8 @@ async def test_one_job_has_one_process(relay: Commands, sent: SentRows, copies: 
 
 
 async def test_a_job_that_two_begin_in_the_same_moment_is_run_by_one(database: DatabaseSettings) -> None:
-    with operator_session(database) as connection:
-        job = order_replay(connection, "outbox", SentSelection())
+    with operator_session(database) as tables:
+        job = order_replay(tables, SentSelection())
 
     first = await ReplaySession.open(database, job, Save("outbox", job))
     with pytest.raises(BusyError, match="replay 1 is run by another process"):

@@ -132,12 +132,12 @@ async def test_held_messages_are_tried_at_once(
 
 
 async def test_a_replay_that_nobody_wants_ends(operator: Operator, database: DatabaseSettings) -> None:
-    with session(database) as connection:
-        job = order_replay(connection, "outbox", SentSelection(), by="a test")
+    with session(database) as tables:
+        job = order_replay(tables, SentSelection(), by="a test")
 
         await operator.repair("OutboxConsumerDuplicates", ID=job.id)
 
-        (state,) = connection.execute("SELECT state FROM outbox.job").fetchone() or ("",)
+        (state,) = tables.connection.execute("SELECT state FROM outbox.job").fetchone() or ("",)
     assert state == "cancelled"
 
 

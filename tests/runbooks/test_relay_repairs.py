@@ -12,6 +12,7 @@ from relay.config.settings import DatabaseSettings, Settings
 from relay.operate.batches import BatchState, list_batches
 from relay.operate.session import session
 from relay.operate.status import read_status
+from relay.servers.postgres.tables import Tables
 from tests.faults.alarms import ALARMS
 from tests.http.conftest import RunSite
 from tests.http.site import Site
@@ -58,8 +59,8 @@ def states(rows: Rows) -> set[str]:
 
 
 def is_said(database: DatabaseSettings, words: str) -> bool:
-    with session(database) as connection:
-        return any(words in reason for reason in read_status(connection, "outbox", progress_timeout=0.1).reasons)
+    with session(database) as tables:
+        return any(words in reason for reason in read_status(tables, progress_timeout=0.1).reasons)
 
 
 def alarms(node: RabbitServer) -> set[str]:
@@ -77,7 +78,7 @@ async def test_a_batch_that_is_given_up_is_unfinished_no_more(operator: Operator
 
         await operator.repair("OutboxBatchUnfinished")
 
-        assert [each.state for each in list_batches(connection, "outbox", limit=9)] == [BatchState.GIVEN_UP]
+        assert [each.state for each in list_batches(Tables(connection, "outbox"), limit=9)] == [BatchState.GIVEN_UP]
 
 
 @pytest.mark.usefixtures("events")

@@ -15,6 +15,7 @@ from outbox_spark.ledger import begin_pieces, complete_pieces, take
 from outbox_spark.plan import Pieces, Staged
 from relay.errors import BusyError, OutboxError, UsageError
 from relay.operate.batches import BatchState, BatchStatus, give_up_batch, read_batch
+from relay.servers.postgres.tables import Tables
 
 TOKEN = UUID(int=7)
 PIECES = 2
@@ -101,7 +102,7 @@ def complete(version: int) -> Step:
 def operate(version: int) -> Step:
     def step(connection: psycopg.Connection) -> object:
         connection.execute("BEGIN")
-        return give_up_batch(connection, "outbox", "n", version, by="ada", why="over")
+        return give_up_batch(Tables(connection, "outbox"), "n", version, by="ada", why="over")
 
     return step
 
@@ -178,7 +179,7 @@ def test_the_name_of_a_batch_that_was_given_up_is_written_in_no_way(
     connection: psycopg.Connection, begun: Callable[[int, int], None]
 ) -> None:
     begun(7, 1)
-    give_up_batch(connection, "outbox", "n", 7, by="ada", why="over")
+    give_up_batch(Tables(connection, "outbox"), "n", 7, by="ada", why="over")
     words = "was given up by ada"
 
     for step in (write(7, 1), write(7, 0)):
@@ -193,10 +194,10 @@ def test_the_name_of_a_batch_that_was_given_up_is_written_in_no_way(
             [TOKEN],
         )
     with pytest.raises(UsageError, match="is given up already, by ada: over"):
-        give_up_batch(connection, "outbox", "n", 7, by="bob", why="again")
+        give_up_batch(Tables(connection, "outbox"), "n", 7, by="bob", why="again")
     begun(8, 1)
 
-    assert read_batch(connection, "outbox", "n", 8).state is BatchState.BEGUN
+    assert read_batch(Tables(connection, "outbox"), "n", 8).state is BatchState.BEGUN
     assert connection.execute("SELECT command, target, done_by, why FROM outbox.operator_audit").fetchall() == [
         ("batches give-up", "n 7", "ada", "over")
     ]

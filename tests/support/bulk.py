@@ -14,6 +14,7 @@ from relay.operate.bulk import run_of, work_of
 from relay.operate.parked import work as parked
 from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import ParkedDone, order_rows, rows_not_found
+from relay.servers.postgres.tables import Tables
 
 
 def run_rows(connection: psycopg.Connection, job: Job, *, show: Show = lambda _: None) -> Job:
@@ -38,8 +39,9 @@ def change_rows(
     aside: Source | None = None,
 ) -> ParkedDone:
     """Order a job over parked rows, or those set aside, and run it to its end."""
-    not_found = rows_not_found(connection, "outbox", kind, selection, aside=aside)
-    job = order_rows(connection, "outbox", kind, selection, by=by, why=why, caution=caution, aside=aside)
+    tables = Tables(connection, "outbox")
+    not_found = rows_not_found(tables, kind, selection, aside=aside)
+    job = order_rows(tables, kind, selection, by=by, why=why, caution=caution, aside=aside)
     job = run_rows(connection, job, show=show)
     return ParkedDone(job.done, job.released, not_found, job.id, job.state)
 
@@ -56,7 +58,7 @@ def settings_of(connection: psycopg.Connection) -> Settings:
 
 def preview(connection: psycopg.Connection, schema: str, selection: ParkedSelection) -> ParkedDone:
     """Return what a retry would do."""
-    return parked.preview(connection, schema, Kind.RETRY, selection)
+    return parked.preview(Tables(connection, schema), Kind.RETRY, selection)
 
 
 def retry(

@@ -26,6 +26,6 @@ def export_(settings: Configured, database: Sessions, who: Operator, asked: Expo
     _, dead = queues_of(asked.queue)
     lines = BytesIO()
     asyncio.run(export(settings.broker, dead, asked.selection(asked.limit), lines))
-    with database.session() as connection:
-        note_reveal(connection, database.schema, dead, by=who.name, why=asked.why.strip() or None)
+    with database.session() as tables:
+        note_reveal(tables, dead, by=who.name, why=asked.why.strip() or None)
     return Response(lines.getvalue(), media_type="application/jsonl")

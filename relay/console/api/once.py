@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
 
-import psycopg
 from fastapi import Depends, Header
 from pydantic import TypeAdapter
 from starlette.requests import Request
@@ -21,6 +20,7 @@ from relay.console.database import Database
 from relay.console.repeats import Repeatable
 from relay.console.site import site_of
 from relay.errors import BusyError, OutboxError, PartlyDoneError
+from relay.servers.postgres.tables import Tables
 
 KEY = Annotated[
     str,
@@ -45,23 +45,23 @@ class Asked:
         self,
         by: str,
         kind: type[Any],
-        act: Callable[[psycopg.Connection], Any],
+        act: Callable[[Tables], Any],
         *,
         status: HTTPStatus = HTTPStatus.OK,
     ) -> Response:
         """Return the answer: what `act` returns, or what it has returned to an earlier request.
 
-        `act` gets a session that is in a transaction, and returns a value of the type `kind`.
+        `act` gets the tables in a session that is in a transaction, and returns a value of the type `kind`.
 
         Raises:
             RefusedError: the key came with another request.
             OutboxError: as `act`; nothing was done.
         """
-        with self.database.session() as connection, connection.transaction():
-            if (kept := self._claim(connection, by)) is not None:
+        with self.database.session() as tables, tables.transaction():
+            if (kept := self._claim(tables, by)) is not None:
                 return kept
-            body = _body(kind, act(connection))
-            self._keep(connection, by, body, status)
+            body = _body(kind, act(tables))
+            self._keep(tables, by, body, status)
         return _answer(status, body)
 
     def noted(self, by: str, kind: type[Any], act: Callable[[], Any]) -> Response:
@@ -71,23 +71,23 @@ class Asked:
             BusyError: an earlier request with this key has no answer: it is at work, or its console has died.
             RefusedError, OutboxError: as `in_transaction`.
         """
-        with self.database.session() as connection, connection.transaction():
-            if (kept := self._claim(connection, by)) is not None:
+        with self.database.session() as tables, tables.transaction():
+            if (kept := self._claim(tables, by)) is not None:
                 return kept
         try:
             body = _body(kind, act())
         except PartlyDoneError:
             raise  # the note stays: a repeat must not begin again unseen
         except OutboxError:
-            with self.database.session() as connection:
-                self.known.give_up(connection, self.database.schema, by)
+            with self.database.session() as tables:
+                self.known.give_up(tables, by)
             raise
-        with self.database.session() as connection:
-            self._keep(connection, by, body)
+        with self.database.session() as tables:
+            self._keep(tables, by, body)
         return _answer(HTTPStatus.OK, body)
 
-    def _claim(self, connection: psycopg.Connection, by: str) -> Response | None:
-        kept = self.known.claim(connection, self.database.schema, by)
+    def _claim(self, tables: Tables, by: str) -> Response | None:
+        kept = self.known.claim(tables, by)
         if kept is None:
             return None
         if not kept.is_same:
@@ -101,8 +101,8 @@ class Asked:
             )
         return _answer(HTTPStatus(kept.status), kept.body)
 
-    def _keep(self, connection: psycopg.Connection, by: str, body: bytes, status: HTTPStatus = HTTPStatus.OK) -> None:
-        self.known.keep(connection, self.database.schema, by, status=int(status), body=body)
+    def _keep(self, tables: Tables, by: str, body: bytes, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self.known.keep(tables, by, status=int(status), body=body)
 
 
 async def _asked(request: Request, key: KEY) -> Asked:

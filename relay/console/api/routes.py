@@ -82,7 +82,7 @@ def _change(
     answer = once.in_transaction(
         at.by,
         operation.gives,
-        lambda connection: operation.does(replace(at, connect=lambda _: nullcontext(connection)), asked),
+        lambda tables: operation.does(replace(at, connect=lambda _: nullcontext(tables)), asked),
         status=_status(operation),
     )
     if operation.effect in (Effect.ORDERED, Effect.RESUMED):

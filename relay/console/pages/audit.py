@@ -20,6 +20,6 @@ def audit(
     request: Request, database: Sessions, _: Viewer, after: Annotated[str, Query(max_length=50)] = ""
 ) -> HTMLResponse:
     """Show a page of the audit, the newest first."""
-    with database.session() as connection:
-        found = list_deeds(connection, database.schema, limit=LISTED, after=after or None)
+    with database.session() as tables:
+        found = list_deeds(tables, limit=LISTED, after=after or None)
     return page(request, "audit.html", deeds=found.deeds, next=found.next)

@@ -146,8 +146,8 @@ def list_failures(
     """Show the groups of parked rows, of routes in quarantine, of held messages, and of dead letters once looked at."""
     queues = _queues(request, [queues_of(each)[1] for each in queue])
     looked_at = [group for each in queues if each.look and each.number for group in each.look.groups]
-    with database.session() as connection:
-        looked_at = with_retries(connection, database.schema, looked_at)
+    with database.session() as tables:
+        looked_at = with_retries(tables, looked_at)
     return page(
         request,
         "failures.html",
@@ -175,12 +175,12 @@ def show_failure(
 ) -> HTMLResponse:
     """Show a group with its first rows or letters, and what can be done."""
     look = next((each for each in site_of(request).looks.latest.values() if group in each.first), None)
-    with database.session() as connection:
-        groups = with_retries(connection, database.schema, look.groups) if look else counted.groups
+    with database.session() as tables:
+        groups = with_retries(tables, look.groups) if look else counted.groups
         found = read_group(groups, group)
         first = ParkedSelection(group=group, limit=SHOWN)
         is_parked = found.source is Where.PARKED
-        rows = first_parked(connection, database.schema, first, with_held=False) if is_parked else []
+        rows = first_parked(tables, first, with_held=False) if is_parked else []
     return page(
         request,
         "failure.html",
@@ -222,8 +222,8 @@ def ask_to_discard(
     if not asked.queue:
         chosen = asked.ordered(Kind.DISCARD).rows(group)
         found = next((each for each in counted.groups if each.id == group), None)
-        with site.database.session() as connection:
-            rows = first_parked(connection, site.database.schema, chosen.selection(SHOWN), with_held=False)
+        with site.database.session() as tables:
+            rows = first_parked(tables, chosen.selection(SHOWN), with_held=False)
         return page(
             request,
             "discard.html",

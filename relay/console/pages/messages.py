@@ -87,8 +87,8 @@ def list_messages(
     words, found = "", None
     try:
         wanted = filters.search()
-        with database.session() as connection:
-            found = search(connection, database.schema, wanted, after=filters.after or None)
+        with database.session() as tables:
+            found = search(tables, wanted, after=filters.after or None)
     except UsageError as error:
         words = str(error)
     return page(
@@ -101,9 +101,9 @@ def list_messages(
 def show_message(request: Request, database: Sessions, _: Viewer, *, row: Id, at: str = "") -> HTMLResponse:
     """Show one message with its timeline, without what it says."""
     place = _place(at)
-    with database.session() as connection:
-        message = read_message(connection, database.schema, row, place)
-        audited = read_audit(connection, database.schema, message)
+    with database.session() as tables:
+        message = read_message(tables, row, place)
+        audited = read_audit(tables, message)
     return page(
         request, "message.html", message=message, at=at, steps=_steps(request, message, audited), content=None,
         headers="", can_reveal=_can_reveal(request),
@@ -122,10 +122,10 @@ def reveal(
 ) -> HTMLResponse:
     """Show what a message says; the audit notes who has read it."""
     place = _place(at)
-    with database.session() as connection:
-        message = read_message(connection, database.schema, row, place)
-        content = reveal_message(connection, database.schema, message, place=place, by=who.name, why=why or None)
-        audited = read_audit(connection, database.schema, message)
+    with database.session() as tables:
+        message = read_message(tables, row, place)
+        content = reveal_message(tables, message, place=place, by=who.name, why=why or None)
+        audited = read_audit(tables, message)
     headers = "" if content.headers is None else orjson.dumps(content.headers, option=orjson.OPT_INDENT_2).decode()
     return page(
         request, "message.html", message=message, at=at, steps=_steps(request, message, audited), content=content,
@@ -168,8 +168,8 @@ def _of_consumers(request: Request, message: FoundMessage) -> list[Step]:
         for look, group in site.looks.of_message(str(message.message_id))
     ]
     try:
-        with site.inbox.session() as connection:
-            outcome = read_outcome(connection, site.inbox.schema, message)
+        with site.inbox.session() as tables:
+            outcome = read_outcome(tables, message)
     except OutboxError as error:
         return [*steps, Step("warning", "what consumers have done with it is not known", None, scrub(str(error)))]
     steps += [Step("ok", f"applied by {each.consumer}", each.at) for each in outcome.applied]

@@ -23,5 +23,5 @@ async def nodes(request: Request, settings: Configured, database: Sessions, _: V
 
 
 def _nodes(database: Database) -> tuple[list[NodeStatus], list[LaneStatus]]:
-    with database.session() as connection:
-        return list_nodes(connection, database.schema), list_lanes(connection, database.schema)
+    with database.session() as tables:
+        return list_nodes(tables), list_lanes(tables)

@@ -49,10 +49,10 @@ def ask_to_restore(request: Request, site: Here, who: Operator, asked: Annotated
     wanted = parked.PreviewParked.model_construct(kind=Kind.RESTORE, **asked.filter())
     foreseen, rows = _foreseen(site, who, wanted), list[Parked]()
     # A job's first rows may stand behind a million others.
-    with suppress(DeadlineError), site.database.session() as connection:
-        state = wanted.source(connection, site.database.schema) or Source.ARCHIVED
+    with suppress(DeadlineError), site.database.session() as tables:
+        state = wanted.source(tables) or Source.ARCHIVED
         selection = wanted.selection(SHOWN)
-        rows = first_parked(connection, site.database.schema, selection, with_held=True, state=state)
+        rows = first_parked(tables, selection, with_held=True, state=state)
     return page(request, "restore.html", asked=asked, foreseen=foreseen, rows=rows)
 
 

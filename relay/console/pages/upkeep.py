@@ -1,12 +1,12 @@
 """`/retention` and `/batches`: which days will go, and what Spark has written."""
 
+from dataclasses import dataclass
+from datetime import date
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
-import psycopg
 from fastapi import APIRouter, Form
-from psycopg.rows import dict_row
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -25,13 +25,22 @@ LISTED = 100
 ARCHIVED = SQL("SELECT day, rows, path FROM {schema}.archived_day ORDER BY day DESC LIMIT %(limit)s")
 
 
+@dataclass(frozen=True, slots=True)
+class ArchivedDay:
+    """A day of sent rows that Spark has written into files."""
+
+    day: date
+    rows: int
+    path: str
+
+
 @router.get("/retention")
 def retention(request: Request, settings: Configured, database: Sessions, who: Viewer, _: Alone) -> HTMLResponse:
     """Show the days that are older than is kept, and those that are archived."""
     keeps = keeps_of(settings.relay, None, None)
     days = look_at_old_days(settings.database, keeps)
-    with database.session() as connection:
-        archived = _rows(connection, ARCHIVED, database.schema)
+    with database.session() as tables:
+        archived = tables.rows(ArchivedDay, ARCHIVED, {"limit": LISTED})
     return page(
         request,
         "retention.html",
@@ -76,8 +85,3 @@ def give_up(
         raise InputError("why", "say why: the job that runs it again is told")
     site.change(batches.give_up, batches.GiveUp(app_id=app_id, version=version, why=why), who, once)
     return RedirectResponse("/batches", HTTPStatus.SEE_OTHER)
-
-
-def _rows(connection: psycopg.Connection, statement: SQL, schema: str) -> list[dict[str, Any]]:
-    with connection.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(statement.format(schema=Identifier(schema)), {"limit": LISTED}).fetchall()

@@ -108,14 +108,14 @@ class Backpressure:
         """Let a row wait in line that the broker has refused.
 
         Args:
-            again: whether the broker had refused this row before.
+            again: whether the broker had refused this row before, since it was offered.
         Returns:
             False when the row does not wait here, as it alone is refused: the address takes new rows. A deduplicating
             queue refuses repeats in this way.
         """
         line = self._under_way.get(row.id)
         if line is not None:
-            if again and line.has_taken_new:
+            if line.under_way[row.id] and line.has_taken_new:
                 self._discount(line, row.id)
                 return False
             self._wait(line)

@@ -28,6 +28,7 @@ from relay.runtime.backoff import wait_for_event
 from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, refuse_newer, tables_missing
 from relay.servers.postgres.database import (
     KEEPALIVE,
+    SESSION_SETTINGS,
     DatabaseConnection,
     Host,
     connect_async,
@@ -144,15 +145,14 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
 
 
 def _own_settings(connection: AsyncConnection, database: DatabaseSettings) -> dict[str, list[str]]:
-    """Return time-outs and isolation for this session, which replace the defaults of its role and database.
+    """Return what replaces the defaults of this session's role and database.
 
     The server, too, must notice a peer that died silently: until then no live node holds the lanes.
     """
-    own = {
+    own = SESSION_SETTINGS | {
         "statement_timeout": f"{max(1, round(database.command_timeout * 1000))}ms",
         "lock_timeout": "3s",  # then the wait for a lock is logged (relay/engine/session/database_retry.py)
         "transaction_timeout": "0",
-        "default_transaction_isolation": "read committed",
         "idle_session_timeout": "0",
         "idle_in_transaction_session_timeout": "30s",
     }

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-import psycopg
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 
 from relay.config.settings import Settings
 from relay.engine.send.routes import Router
@@ -33,6 +32,7 @@ from relay.operate.doctor.topology import (
 from relay.operate.routes.quarantine import list_routes
 from relay.operate.session import session
 from relay.operate.status import list_nodes, route_reasons
+from relay.servers.postgres.tables import Tables
 
 # Of the findings about a broker that lets us in, in the order of the checklist; `broker.tls` only where there is some.
 CHECKS = (
@@ -84,8 +84,8 @@ async def _examine(settings: Settings, hosts: list[OpenHost]) -> AsyncIterator[F
 def is_relayed(settings: Settings) -> bool:
     """Whether a relay is alive, as far as the database tells."""
     try:
-        with session(settings.database) as connection:
-            return any(node.alive for node in list_nodes(connection, settings.database.schema_name))
+        with session(settings.database) as tables:
+            return any(node.alive for node in list_nodes(tables))
     except OutboxError:
         return False
 
@@ -114,9 +114,9 @@ READ_SENT = SQL("""
 def reached(settings: Settings, exchanges: Sequence[str]) -> Iterator[Finding]:
     """Yield for each exchange what is known of a queue that takes its messages."""
     try:
-        with session(settings.database) as connection:
-            in_quarantine = list_routes(connection, settings.database.schema_name)
-            named, routed = _sent_to(connection, settings)
+        with session(settings.database) as tables:
+            in_quarantine = list_routes(tables)
+            named, routed = _sent_to(tables, settings)
     except OutboxError as error:
         yield Finding(REACHED, Verdict.SKIPPED, f"what the relay has seen is in the database: {error}")
         return
@@ -144,13 +144,12 @@ def reached(settings: Settings, exchanges: Sequence[str]) -> Iterator[Finding]:
             yield Finding(REACHED, Verdict.WARNING, words, remedy)
 
 
-def _sent_to(connection: psycopg.Connection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
+def _sent_to(tables: Tables, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
     """Return when a message was last seen to be sent, by the exchange that it named, and by that of its route."""
     router = Router.of(settings)
     named: dict[str, str] = {}
     routed: dict[str, str] = {}
-    statement = READ_SENT.format(schema=Identifier(settings.database.schema_name), looked_at=LOOKED_AT)
-    for aggregate_type, event_type, exchange, at in connection.execute(statement):
+    for aggregate_type, event_type, exchange, at in tables.execute(READ_SENT, looked_at=LOOKED_AT):
         of = routed if exchange is None else named
         name = exchange if exchange is not None else router.route(aggregate_type.encode(), event_type.encode()).exchange
         of[name] = max(of.get(name, ""), f"{at:%Y-%m-%d %H:%M:%S %Z}")

@@ -26,6 +26,7 @@ from relay.operate.doctor.tables import days_ahead, history, publications, table
 from relay.servers.postgres.database import (
     LENT_OUT,
     NAME_SERVER,
+    SESSION_SETTINGS,
     connect,
     each_host,
     host_of,
@@ -64,7 +65,10 @@ CHECKS: dict[str, Check] = {
 }
 POOLER = "database.pooler"
 
-SET_TIMEOUT = SQL("SELECT set_config('statement_timeout', %(milliseconds)s, true)")
+# For one transaction: the session may be lent by a pooler.
+SET = SQL(
+    "SELECT set_config(name, value, true) FROM unnest(%(names)s::text[], %(values)s::text[]) AS own (name, value)"
+)
 
 
 def examine_database(settings: Settings, *, only: Collection[str] | None = None) -> Iterator[Finding]:
@@ -103,10 +107,10 @@ def _pooler(database: DatabaseSettings) -> Finding:
 
 def _answers(name: str, check: Check, connection: psycopg.Connection, settings: Settings) -> list[Finding]:
     """Return the findings of one check, or why there are no findings."""
-    timeout = {"milliseconds": str(round(settings.database.command_timeout * 1000))}
+    own = SESSION_SETTINGS | {"statement_timeout": f"{round(settings.database.command_timeout * 1000)}ms"}
     try:
         with connection.transaction(force_rollback=True):
-            connection.execute(SET_TIMEOUT, timeout)
+            connection.execute(SET, {"names": list(own), "values": list(own.values())})
             return list(check(connection, settings))
     except psycopg.Error as error:
         return [Finding(name, Verdict.SKIPPED, error.diag.message_primary or one_line(error))]

@@ -15,6 +15,7 @@ from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.holders import foreign_locks, held_up
 from relay.retention.kind import FORGET, FORGET_BATCHES, kept_days, kept_failures
 from relay.servers.postgres.database import one
+from relay.servers.postgres.tables import Tables
 
 MARKED = ("state", "attempts", "available_at", "last_error", "held_behind", "parked_at", "sent_at", "quarantine")
 ADDRESS = ("exchange", "routing_key")
@@ -136,16 +137,16 @@ ASK = {"SCHEMA": HAS_ON_SCHEMA, "TABLE": HAS_ON_TABLE, "SEQUENCE": HAS_ON_SEQUEN
 
 def rights(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     """Name each grant that is missing; of what does not exist nothing is said, `relay migrate` makes it."""
-    check, schema = "database.rights", settings.database.schema_name
+    check, tables = "database.rights", Tables(connection, settings.database.schema_name)
     (role,) = one(connection.execute(ROLE).fetchone())
-    standings = {grant: _standing_of(connection, schema, grant) for grant in GRANTS}
+    standings = {grant: _standing_of(tables, grant) for grant in GRANTS}
     missing = [grant for grant, standing in standings.items() if standing is GrantStanding.MISSING]
     if missing:
         commands = sorted({grant.command for grant in missing}, key=lambda name: name != "run")
         named = " and ".join(f"`relay {command}`" for command in commands)
         words = f"role {role} lacks {len(missing)} of {len(GRANTS)} rights, without which {named} does not work"
         verdict = Verdict.FAILED if "run" in commands else Verdict.WARNING
-        yield Finding(check, verdict, words, "; ".join(grant.statement(schema, role) for grant in missing))
+        yield Finding(check, verdict, words, "; ".join(grant.statement(tables.schema, role) for grant in missing))
     elif GrantStanding.NO_OBJECT in standings.values():
         yield Finding(check, Verdict.SKIPPED, "the tables are not all there", "run `relay migrate` first")
     else:
@@ -184,15 +185,15 @@ def ownership(connection: psycopg.Connection, settings: Settings) -> Iterator[Fi
         yield Finding(check, Verdict.OK, f"{kept_for}, and role {role} may drop what is older")
 
 
-def _standing_of(connection: psycopg.Connection, schema: str, grant: Grant) -> GrantStanding:
+def _standing_of(tables: Tables, grant: Grant) -> GrantStanding:
     statement = HAS_ON_COLUMNS if grant.columns else ASK[grant.kind]
     parameters = {
         "privilege": grant.privilege,
-        "schema": schema,
+        "schema": tables.schema,
         "name": grant.name,
         "columns": list(grant.columns),
     }
-    row = connection.execute(statement, parameters).fetchone()
+    row = tables.connection.execute(statement, parameters).fetchone()
     if row is None:
         return GrantStanding.NO_OBJECT
     return GrantStanding.HELD if row[0] else GrantStanding.MISSING
@@ -347,7 +348,7 @@ def shared_inbox(connection: psycopg.Connection, settings: Settings) -> Iterator
 def lock_holders(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     """Name each session that holds an advisory lock of ours without a right to it."""
     check = "database.locks"
-    found = foreign_locks(connection, settings.database.schema_name)
+    found = foreign_locks(Tables(connection, settings.database.schema_name))
     for lock in found:
         remedy = f"SELECT pg_terminate_backend({lock.pid}); REVOKE CONNECT ON DATABASE ... FROM PUBLIC"
         yield Finding(check, Verdict.WARNING, str(lock), remedy)
@@ -358,7 +359,7 @@ def lock_holders(connection: psycopg.Connection, settings: Settings) -> Iterator
 def writers(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     """Name each role whose rows keep rows of another role from being sent."""
     check = "database.writers"
-    found = held_up(connection, settings.database.schema_name)
+    found = held_up(Tables(connection, settings.database.schema_name))
     for each in found:
         remedy = (
             f'retry or discard the rows of role {each.by}; if it should not write these keys, relay.key_scope = "role"'

@@ -136,9 +136,8 @@ def clock_difference(connection: psycopg.Connection, _: Settings) -> Iterator[Fi
 def _look(connection: psycopg.Connection) -> tuple[float, float]:
     """Return the time there and back, and by how much the database is ahead of the middle of it; seconds."""
     asked = time.time()
-    row = connection.execute(READ_CLOCK).fetchone()
+    (theirs,) = one(connection.execute(READ_CLOCK).fetchone())
     answered = time.time()
-    theirs: float = row[0] if row else asked
     return answered - asked, theirs - (asked + answered) / 2
 
 

@@ -129,8 +129,8 @@ def reveal(at: Servers, asked: RevealLetter) -> dict[str, Any]:
     """Show one dead letter with its headers and its body, by a look at the queue; the audit notes who read it."""
     told = document(asyncio.run(show_letter(at.settings.broker, queues_of(asked.queue)[1], asked.message_id)))
     if at.by_console:  # who has the broker's password reads the queue without a note, too
-        with at.connect(None) as connection:
-            note_reveal(connection, at.schema, asked.message_id, by=at.by, why=asked.reason)
+        with at.connect(None) as tables:
+            note_reveal(tables, asked.message_id, by=at.by, why=asked.reason)
     return told
 
 
@@ -156,5 +156,5 @@ def _order(at: Servers, entry: AuditEntry, asked: ChangeLetters) -> Job:
     check_choice(is_filtered=not selection.is_everything, is_all=asked.all)
     if at.by_console:  # a command finds out at once that there is no such queue
         asyncio.run(count_letters(at.settings.broker, entry.queue))
-    with at.connect(None) as connection:
-        return order_letters(connection, at.schema, entry, selection, caution=caution, by_console=at.by_console)
+    with at.connect(None) as tables:
+        return order_letters(tables, entry, selection, caution=caution, by_console=at.by_console)

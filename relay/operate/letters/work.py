@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
 
-from psycopg import Connection
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume.failed.envelope import sent_back
@@ -30,6 +29,7 @@ from relay.operate.letters.queue import ACKNOWLEDGED_PAGE, PAGE, Copy, DeadQueue
 from relay.operate.letters.read import list_command
 from relay.operate.letters.trial import Trial
 from relay.operate.session import SessionWork
+from relay.servers.postgres.tables import Tables
 
 log = get_logger(__name__)
 
@@ -73,8 +73,7 @@ def queues_of(name: str) -> tuple[str, str]:
 
 
 def order_letters(
-    connection: Connection,
-    schema: str,
+    tables: Tables,
     entry: AuditEntry,
     selection: LetterSelection,
     *,
@@ -92,7 +91,7 @@ def order_letters(
         caution=caution,
         by_console=by_console,
     )
-    return make_job(connection, schema, order)
+    return make_job(tables, order)
 
 
 COUNT_RETRIED = SQL("""
@@ -399,6 +398,3 @@ class LettersWork(SessionWork):
             "types": [(each.type or "").replace("\0", "") for each in letters],
         }
         await self._connection.execute(self._sql(COUNT_RETRIED), values)
-
-    def _sql(self, statement: SQL) -> Composed:
-        return statement.format(schema=Identifier(self._schema))

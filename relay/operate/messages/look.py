@@ -9,14 +9,12 @@ from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
-import psycopg
-from psycopg.rows import class_row
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.errors import UsageError
 from relay.operate.messages.whereabouts import RowId, row_ids
 from relay.operate.sent.selection import now
-from relay.servers.postgres.database import one
+from relay.servers.postgres.tables import Tables
 
 ROWS = 50  # of a page
 SCANNED = 5_000  # rows that wait, read for one page; of 16 lanes each, where they are pending
@@ -166,7 +164,7 @@ BY_ID = SQL("""
 """)
 
 
-def search(connection: psycopg.Connection, schema: str, wanted: Search, *, after: str | None = None) -> FoundPage:
+def search(tables: Tables, wanted: Search, *, after: str | None = None) -> FoundPage:
     """Return a page of messages: those that wait by id, the sent ones from the newest on.
 
     A row's id or message id is looked for among all that waits, then among the sent rows.
@@ -174,44 +172,41 @@ def search(connection: psycopg.Connection, schema: str, wanted: Search, *, after
     Raises:
         UsageError: `after` is no `next` of a page.
     """
-    if wanted.row is not None and after is None and (found := _find_waiting(connection, schema, wanted.row)):
+    if wanted.row is not None and after is None and (found := _find_waiting(tables, wanted.row)):
         return FoundPage(found, None)
     if wanted.row is not None or wanted.state is MessageState.SENT:
-        return _search_sent(connection, schema, wanted, after)
-    return _search_waiting(connection, schema, wanted, after)
+        return _search_sent(tables, wanted, after)
+    return _search_waiting(tables, wanted, after)
 
 
-def _find_waiting(connection: psycopg.Connection, schema: str, row: RowId) -> list[FoundLine]:
+def _find_waiting(tables: Tables, row: RowId) -> list[FoundLine]:
     states = SQL(", ").join(Literal(state) for state in WAITING)
-    statement = BY_ID.format(schema=Identifier(schema), columns=COLUMNS, states=states)
     ids = {"id": row if isinstance(row, int) else None, "message_id": row if isinstance(row, UUID) else None}
-    with connection.cursor(row_factory=class_row(FoundLine)) as cursor:
-        return cursor.execute(statement, ids).fetchall()
+    return tables.rows(FoundLine, BY_ID, ids, columns=COLUMNS, states=states)
 
 
-def _search_waiting(connection: psycopg.Connection, schema: str, wanted: Search, after: str | None) -> FoundPage:
+def _search_waiting(tables: Tables, wanted: Search, after: str | None) -> FoundPage:
     if after is not None and not (after.isascii() and after.isdigit() and len(after) < 19):
         raise UsageError(f"{after[:80]!r} begins no page")
     has_key = wanted.aggregate_type is not None and wanted.aggregate_id is not None
     key = OF_KEY.format(wanted.aggregate_type, wanted.aggregate_id) if has_key else SQL("")
     matches = _matches(wanted, "created_at")
     is_all = matches == SQL("true")
-    rows = (OF_LANES if wanted.state is MessageState.PENDING else OF_STATE).format(
-        schema=Identifier(schema),
+    rows = tables.sql(
+        OF_LANES if wanted.state is MessageState.PENDING else OF_STATE,
         state=wanted.state,
         after=int(after or 0),
         key=key,
         scanned=ROWS + 1 if is_all else SCANNED,
     )
     query = SEARCH_WAITING.format(rows=rows, columns=COLUMNS, matches=matches, limit=ROWS + 1)
-    with connection.cursor() as cursor:
-        found = cursor.execute(query).fetchall()
+    found = tables.execute(query).fetchall()
     lines = [FoundLine(*row[:-2]) for row in found]
     if len(lines) > ROWS:
         return FoundPage(lines[:ROWS], str(lines[ROWS - 1].id))
     if is_all:
         return FoundPage(lines, None)
-    last, looked = found[0][-2:] if found else one(connection.execute(END_OF_SCAN.format(rows=rows)).fetchone())
+    last, looked = found[0][-2:] if found else tables.one(END_OF_SCAN, rows=rows)
     return FoundPage(lines, str(last) if looked == SCANNED else None)
 
 
@@ -253,37 +248,36 @@ SEARCH_SENT = SQL("""
 """)
 
 
-def _search_sent(connection: psycopg.Connection, schema: str, wanted: Search, after: str | None) -> FoundPage:
-    oldest = _oldest_day(connection, schema)
+def _search_sent(tables: Tables, wanted: Search, after: str | None) -> FoundPage:
+    oldest = _oldest_day(tables)
     if oldest is None:
         return FoundPage([], None)
-    today = now(connection).date()
-    place = Place.of(after) if after else _start(connection, schema, wanted, today)
+    today = now(tables.connection).date()
+    place = Place.of(after) if after else _start(tables, wanted, today)
     if place.day > today:
-        place = Place(today, _size(connection, schema, today), 0)
+        place = Place(today, _size(tables, today), 0)
     first = max(oldest, wanted.since.astimezone(UTC).date() if wanted.since else oldest)
     matches, lines, left = _matches(wanted, "sent_at"), list[FoundLine](), BLOCKS
     while place.day >= first:
         low = max(0, place.block + (1 if place.line else 0) - min(STEP, left))
-        found = _of_blocks(connection, schema, place, low=low, matches=matches, limit=ROWS + 1 - len(lines))
+        found = _of_blocks(tables, place, low=low, matches=matches, limit=ROWS + 1 - len(lines))
         lines += found
         if len(lines) > ROWS:
             return FoundPage(lines[:ROWS], str(lines[ROWS - 1].place))
         left -= place.block - low + 1
-        if low and wanted.since and _is_before(connection, schema, Place(place.day, low, 0), wanted.since):
+        if low and wanted.since and _is_before(tables, Place(place.day, low, 0), wanted.since):
             return FoundPage(lines, None)
         day = place.day - timedelta(days=1)
-        place = Place(place.day, low, 0) if low else Place(day, _size(connection, schema, day), 0)
+        place = Place(place.day, low, 0) if low else Place(day, _size(tables, day), 0)
         if left <= 0 and place.day >= first:
-            return FoundPage(lines, str(place), _time_at(connection, schema, place))
+            return FoundPage(lines, str(place), _time_at(tables, place))
     return FoundPage(lines, None)
 
 
-def _of_blocks(
-    connection: psycopg.Connection, schema: str, until: Place, *, low: int, matches: Composed | SQL, limit: int
-) -> list[FoundLine]:
-    statement = SEARCH_SENT.format(
-        schema=Identifier(schema),
+def _of_blocks(tables: Tables, until: Place, *, low: int, matches: Composed | SQL, limit: int) -> list[FoundLine]:
+    return tables.rows(
+        FoundLine,
+        SEARCH_SENT,
         columns=COLUMNS,
         of_day=of_day(until.day),
         low=f"({low},0)",
@@ -291,20 +285,18 @@ def _of_blocks(
         matches=matches,
         limit=limit,
     )
-    with connection.cursor(row_factory=class_row(FoundLine)) as cursor:
-        return cursor.execute(statement).fetchall()
 
 
-def _start(connection: psycopg.Connection, schema: str, wanted: Search, today: date) -> Place:
+def _start(tables: Tables, wanted: Search, today: date) -> Place:
     """Return the place behind the last row that may match."""
     if wanted.until is None or wanted.until.astimezone(UTC).date() > today:
-        return Place(today, _size(connection, schema, today), 0)
+        return Place(today, _size(tables, today), 0)
     day = wanted.until.astimezone(UTC).date()
-    low, high = 0, _size(connection, schema, day)
+    low, high = 0, _size(tables, day)
     end = high
     while low < high:  # the first block whose rows were sent later
         middle = (low + high) // 2
-        at = _time_at(connection, schema, Place(day, middle, 0))
+        at = _time_at(tables, Place(day, middle, 0))
         if at is not None and at < wanted.until:
             low = middle + 1
         else:
@@ -312,20 +304,15 @@ def _start(connection: psycopg.Connection, schema: str, wanted: Search, today: d
     return Place(day, min(end, low + AROUND), 0)
 
 
-def _is_before(connection: psycopg.Connection, schema: str, place: Place, moment: datetime) -> bool:
+def _is_before(tables: Tables, place: Place, moment: datetime) -> bool:
     """Whether the rows at a place, and all before it, were sent before a time."""
-    at = _time_at(connection, schema, Place(place.day, max(0, place.block + AROUND), 0))
+    at = _time_at(tables, Place(place.day, max(0, place.block + AROUND), 0))
     return at is not None and at < moment
 
 
-def _time_at(connection: psycopg.Connection, schema: str, place: Place) -> datetime | None:
-    statement = FIRST_OF_BLOCK.format(
-        schema=Identifier(schema),
-        of_day=of_day(place.day),
-        low=f"({place.block},0)",
-        high=f"({place.block + STEP},0)",
-    )
-    row = connection.execute(statement).fetchone()
+def _time_at(tables: Tables, place: Place) -> datetime | None:
+    low, high = f"({place.block},0)", f"({place.block + STEP},0)"
+    row = tables.execute(FIRST_OF_BLOCK, of_day=of_day(place.day), low=low, high=high).fetchone()
     return row[0] if row else None
 
 
@@ -334,12 +321,12 @@ def of_day(day: date) -> Composed:
     return OF_DAY.format(since=f"{day:%Y-%m-%d}T00:00:00Z", until=f"{day + timedelta(days=1):%Y-%m-%d}T00:00:00Z")
 
 
-def _size(connection: psycopg.Connection, schema: str, day: date) -> int:
+def _size(tables: Tables, day: date) -> int:
     """Return the blocks of a day's table; 0 when there is no table."""
-    row = connection.execute(SIZE, {"schema": schema, "day": f"{day:%Y%m%d}"}).fetchone()
-    return int(row[0] or 0) if row else 0
+    (size,) = tables.one(SIZE, {"schema": tables.schema, "day": f"{day:%Y%m%d}"})
+    return int(size or 0)
 
 
-def _oldest_day(connection: psycopg.Connection, schema: str) -> date | None:
-    row = connection.execute(OLDEST_DAY.format(), {"schema": schema}).fetchone()
-    return datetime.strptime(row[0], "%Y%m%d").replace(tzinfo=UTC).date() if row and row[0] else None
+def _oldest_day(tables: Tables) -> date | None:
+    (day,) = tables.one(OLDEST_DAY, {"schema": tables.schema})
+    return datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC).date() if day else None

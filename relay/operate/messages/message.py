@@ -1,19 +1,17 @@
 """One message in any state: its row, what it says, and what became of it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-import psycopg
-from psycopg.rows import class_row
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.consume.message import id_of_writer
 from relay.errors import NotFoundError
 from relay.operate.messages.look import WAITING, MessageState, Place, of_day
 from relay.operate.messages.whereabouts import RowId
+from relay.servers.postgres.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,53 +70,50 @@ AUDIT = SQL("""
 REVEALED = 100_000  # characters or bytes of a payload
 
 
-def read_message(connection: psycopg.Connection, schema: str, row: RowId, place: Place | None) -> FoundMessage:
+def read_message(tables: Tables, row: RowId, place: Place | None) -> FoundMessage:
     """Return one message; a sent one by its place.
 
     Raises:
         NotFoundError: no row of this id is there; it may have gone on to another state.
     """
-    rows, which = _where(schema, row, place)
-    with connection.cursor(row_factory=class_row(FoundMessage)) as cursor:
-        found = cursor.execute(READ.format(rows=rows, which=which)).fetchone()
+    rows, which = _where(tables, row, place)
+    found = tables.row(FoundMessage, READ, rows=rows, which=which)
     if found is None:
         raise NotFoundError(f"message {row} is not here any more: look for it by its message id")
     return found
 
 
-def reveal_message(
-    connection: psycopg.Connection, schema: str, message: FoundMessage, *, place: Place | None, by: str, why: str | None
-) -> Content:
+def reveal_message(tables: Tables, message: FoundMessage, *, place: Place | None, by: str, why: str | None) -> Content:
     """Return what a message says, and note who has read it: both, or neither.
 
     Raises:
         NotFoundError: the row is not there any more.
     """
-    rows, which = _where(schema, message.id, place)
-    with connection.transaction(), connection.cursor(row_factory=class_row(Content)) as cursor:
-        note_reveal(connection, schema, str(message.id), by=by, why=why)
-        found = cursor.execute(READ_CONTENT.format(rows=rows, which=which, length=REVEALED)).fetchone()
+    rows, which = _where(tables, message.id, place)
+    with tables.transaction():
+        note_reveal(tables, str(message.id), by=by, why=why)
+        found = tables.row(Content, READ_CONTENT, rows=rows, which=which, length=REVEALED)
         if found is None:
             raise NotFoundError(f"message {message.id} is not here any more: look for it by its message id")
     return found
 
 
-def note_reveal(connection: psycopg.Connection, schema: str, target: str, *, by: str, why: str | None = None) -> None:
+def note_reveal(tables: Tables, target: str, *, by: str, why: str | None = None) -> None:
     """Note who reads what a message says: the row of this id, or what is in a queue."""
-    connection.execute(AUDIT.format(schema=Identifier(schema)), {"by": by, "target": target, "why": why})
+    tables.execute(AUDIT, {"by": by, "target": target, "why": why})
 
 
-def _where(schema: str, row: RowId, place: Place | None) -> tuple[Composed, Composed]:
+def _where(tables: Tables, row: RowId, place: Place | None) -> tuple[Composed, Composed]:
     """Return the table or view, and the condition, by which a row is found at once."""
     column = Identifier("id" if isinstance(row, int) else "message_id")
     if place is None:
         states = SQL(", ").join(Literal(state) for state in WAITING)
         which = SQL("state IN ({}) AND {} = {}").format(states, column, Literal(row))
-        return SQL("{}.message_state").format(Identifier(schema)), which
+        return tables.sql(SQL("{schema}.message_state")), which
     at = SQL("{} AND ctid = {}::tid AND {} = {}").format(
         of_day(place.day), f"({place.block},{place.line})", column, Literal(row)
     )
-    return SQL("{}.message").format(Identifier(schema)), at
+    return tables.sql(SQL("{schema}.message")), at
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +180,13 @@ AUDITED = SQL("""
 """)
 
 
-def read_outcome(connection: psycopg.Connection, schema: str, message: FoundMessage) -> Handling:
+def read_outcome(tables: Tables, message: FoundMessage) -> Handling:
     """Return what became of a message after the relay, as the database of an inbox knows."""
-    names = {
-        "schema": Identifier(schema),
-        "day": Literal(message.created_at.astimezone(UTC).date().isoformat()),
-        "inbox_ids": Literal(_inbox_ids(message)),
-    }
+    day = Literal(message.created_at.astimezone(UTC).date().isoformat())
+    inbox_ids = Literal(_inbox_ids(message))
     return Handling(
-        applied=_all(connection, APPLIED.format(**names), AppliedBy),
-        held=_all(connection, HELD.format(**names), HeldBack),
+        applied=tables.rows(AppliedBy, APPLIED, day=day, inbox_ids=inbox_ids),
+        held=tables.rows(HeldBack, HELD, inbox_ids=inbox_ids),
     )
 
 
@@ -204,13 +196,6 @@ def _inbox_ids(message: FoundMessage) -> list[UUID]:
     return [message.message_id, *by_writer]
 
 
-def read_audit(connection: psycopg.Connection, schema: str, message: FoundMessage) -> list[Audited]:
+def read_audit(tables: Tables, message: FoundMessage) -> list[Audited]:
     """Return what operators have done with a message."""
-    names = {"schema": Identifier(schema), "text": Literal(str(message.message_id)), "id": Literal(str(message.id))}
-    return _all(connection, AUDITED.format(**names), Audited)
-
-
-def _all(connection: psycopg.Connection, statement: Composed, kind: type[Any]) -> list[Any]:
-    with connection.cursor(row_factory=class_row(kind)) as cursor:
-        found: Sequence[Any] = cursor.execute(statement).fetchall()
-    return list(found)
+    return tables.rows(Audited, AUDITED, text=Literal(str(message.message_id)), id=Literal(str(message.id)))

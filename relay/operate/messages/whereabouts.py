@@ -7,12 +7,12 @@ from enum import StrEnum
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import class_row
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 
 from relay.errors import UsageError
 from relay.observe.printable import printable, utc
 from relay.operate.asked import MAX_ID
+from relay.servers.postgres.tables import Tables
 
 RowId = int | UUID  # its id, or its message id
 
@@ -82,26 +82,24 @@ class Found:
         return f", and due at {_moment(self.available_at)}" if self.is_delayed else ""
 
 
-def find_rows(
-    connection: psycopg.Connection, schema: str, wanted: Collection[RowId]
-) -> dict[RowId, Found | WhyMissing]:
+def find_rows(tables: Tables, wanted: Collection[RowId]) -> dict[RowId, Found | WhyMissing]:
     """Return for each id the row that has it, or why no row was found."""
-    found = _find(connection, schema, wanted, is_sent=False)
+    found = _find(tables, wanted, is_sent=False)
     missing = [each for each in wanted if each not in found]
     lack = WhyMissing.UNKNOWN
     if missing:
         try:
-            with connection.transaction():
-                connection.execute(SET_TIMEOUT.format(milliseconds=str(round(SENT_TIMEOUT * 1000))))
-                found |= _find(connection, schema, missing, is_sent=True)
+            with tables.transaction():
+                tables.execute(SET_TIMEOUT, milliseconds=str(round(SENT_TIMEOUT * 1000)))
+                found |= _find(tables, missing, is_sent=True)
         except psycopg.errors.QueryCanceled:
             lack = WhyMissing.UNREAD
     return {each: found.get(each, lack) for each in wanted}
 
 
-def whereabouts(connection: psycopg.Connection, schema: str, wanted: Collection[RowId]) -> dict[RowId, str]:
+def whereabouts(tables: Tables, wanted: Collection[RowId]) -> dict[RowId, str]:
     """Return in words where each row is: "it was sent at 2026-11-21 08:00:00Z"."""
-    return {each: row.words for each, row in find_rows(connection, schema, wanted).items()}
+    return {each: row.words for each, row in find_rows(tables, wanted).items()}
 
 
 def row_ids(texts: Collection[str]) -> list[RowId]:
@@ -121,15 +119,11 @@ def as_parameters(wanted: Collection[RowId]) -> dict[str, list[int] | list[UUID]
     }
 
 
-def _find(
-    connection: psycopg.Connection, schema: str, wanted: Collection[RowId], *, is_sent: bool
-) -> dict[RowId, Found]:
+def _find(tables: Tables, wanted: Collection[RowId], *, is_sent: bool) -> dict[RowId, Found]:
     if not wanted:
         return {}
     states = ("sent",) if is_sent else ("pending", "parked", "quarantined", "discarded", "archived")
-    statement = FIND.format(schema=Identifier(schema), states=SQL(", ").join(states))
-    with connection.cursor(row_factory=class_row(Found)) as cursor:
-        rows = cursor.execute(statement, as_parameters(wanted)).fetchall()
+    rows = tables.rows(Found, FIND, as_parameters(wanted), states=SQL(", ").join(states))
     by_id: dict[RowId, Found] = {row.id: row for row in rows}
     return by_id | {row.message_id: row for row in rows}
 

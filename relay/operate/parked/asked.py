@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-import psycopg
 from pydantic import Field
 
 from relay.errors import UsageError
@@ -35,6 +34,7 @@ from relay.operate.paging import next_cursor, read_cursor
 from relay.operate.parked.read import Parked, ParkedMessage, ParkedSelection, list_parked, show_parked
 from relay.operate.parked.work import ParkedDone, order_rows, rows_not_found
 from relay.operate.parked.work import preview as count_changed
+from relay.servers.postgres.tables import Tables
 
 FIRST_PART = 1000  # characters of a payload, unless all of it is wanted
 ROWS = "parked"  # the list that a cursor is of
@@ -75,7 +75,7 @@ class SetAside(ParkedFilter):
     def selection(self, limit: int | None) -> ParkedSelection:
         return replace(super().selection(limit), job=self.job)
 
-    def source(self, connection: psycopg.Connection, schema: str) -> Source | None:
+    def source(self, tables: Tables) -> Source | None:
         """Return what the rows are; None when the request does not say.
 
         Raises:
@@ -84,7 +84,7 @@ class SetAside(ParkedFilter):
         """
         if self.job is None:
             return Source.DISCARDED if self.discarded else None
-        found = read_job(connection, schema, self.job)
+        found = read_job(tables, self.job)
         if found.source is Source.DEAD_LETTER and found.kind is Kind.DISCARD:
             raise UsageError(f"{found.words} has discarded dead letters: they are gone for good")
         if found.kind not in ASIDE or found.source is Source.DEAD_LETTER:
@@ -160,30 +160,30 @@ def list_(at: Servers, asked: ListParked) -> ParkedPage:
     selection, after = asked.selection(asked.limit), read_cursor(ROWS, asked.cursor) or 0
     if asked.archived and asked.discarded:
         raise UsageError("archived or discarded, not both")
-    with at.connect(None) as connection:
-        state = asked.source(connection, at.schema) or (Source.ARCHIVED if asked.archived else Source.PARKED)
-        rows, total = list_parked(connection, at.schema, selection, with_held=asked.held, state=state, after=after)
+    with at.connect(None) as tables:
+        state = asked.source(tables) or (Source.ARCHIVED if asked.archived else Source.PARKED)
+        rows, total = list_parked(tables, selection, with_held=asked.held, state=state, after=after)
     return ParkedPage(rows=rows, total=total, next=next_cursor(ROWS, [row.id for row in rows], asked.limit))
 
 
 @operation("parked.preview", "GET /parked/preview", Role.VIEWER)
 def preview(at: Servers, asked: PreviewParked) -> ParkedDone:
     """Count exactly what a job of this kind would do now."""
-    with at.connect(BULK_TIMEOUT) as connection:
-        aside = asked.source(connection, at.schema)
+    with at.connect(BULK_TIMEOUT) as tables:
+        aside = asked.source(tables)
         if aside is not None and asked.kind is not Kind.RESTORE:
             raise UsageError(f"discarded and job choose rows for a restore, not for a {asked.kind}")
-        return count_changed(connection, at.schema, asked.kind, asked.selection(asked.limit), aside=aside)
+        return count_changed(tables, asked.kind, asked.selection(asked.limit), aside=aside)
 
 
 @operation("parked.reveal", "POST /parked/{row}/reveal", Role.OPERATOR)
 def reveal(at: Servers, asked: RevealParked) -> ParkedMessage:
     """Show one parked or discarded row with its payload, whose bytes are base64; the audit notes who read it."""
     (named,) = row_ids([asked.row])
-    with at.connect(None) as connection, connection.transaction():
-        shown = show_parked(connection, at.schema, named, length=2**31 - 1 if asked.full else FIRST_PART)
+    with at.connect(None) as tables, tables.transaction():
+        shown = show_parked(tables, named, length=2**31 - 1 if asked.full else FIRST_PART)
         if at.by_console:  # who has the database's password reads the table without a note, too
-            note_reveal(connection, at.schema, str(shown.id), by=at.by, why=asked.reason)
+            note_reveal(tables, str(shown.id), by=at.by, why=asked.reason)
     return shown
 
 
@@ -223,12 +223,11 @@ def _order(at: Servers, kind: Kind, asked: ChangeParked) -> Ordered:
     """Write down a job."""
     selection, caution = asked.selection(asked.limit), asked.caution()
     check_choice(is_filtered=not selection.is_everything, is_all=asked.all)
-    with at.connect(BULK_TIMEOUT) as connection:
-        aside = asked.source(connection, at.schema) if isinstance(asked, RestoreParked) else None
-        not_found = rows_not_found(connection, at.schema, kind, selection, aside=aside)
+    with at.connect(BULK_TIMEOUT) as tables:
+        aside = asked.source(tables) if isinstance(asked, RestoreParked) else None
+        not_found = rows_not_found(tables, kind, selection, aside=aside)
         job = order_rows(
-            connection,
-            at.schema,
+            tables,
             kind,
             selection,
             by=at.by,

@@ -8,14 +8,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import psycopg
-from psycopg.rows import class_row, dict_row
+from psycopg.rows import dict_row
 from psycopg.sql import SQL, Composed, Identifier
 from pydantic import ConfigDict
 
 from relay.engine.read.pending import MAY_BE_WRITTEN
 from relay.errors import NotFoundError
 from relay.operate.messages.whereabouts import RowId, as_parameters, whereabouts
+from relay.servers.postgres.tables import Tables
 
 PARKED, ARCHIVED = "parked", "archived"  # states
 IS = {PARKED: SQL("'parked'"), ARCHIVED: SQL("'archived'"), "discarded": SQL("'discarded'")}
@@ -157,40 +157,27 @@ COUNT_PARKED = SQL("""
 
 
 def list_parked(
-    connection: psycopg.Connection,
-    schema: str,
-    selection: ParkedSelection,
-    *,
-    with_held: bool,
-    state: str = PARKED,
-    after: int = 0,
+    tables: Tables, selection: ParkedSelection, *, with_held: bool, state: str = PARKED, after: int = 0
 ) -> tuple[list[Parked], int]:
     """Return what `first_parked` returns, and how many rows there are beyond `selection.limit`.
 
     The number does not depend on `after`.
     """
-    rows = first_parked(connection, schema, selection, with_held=with_held, state=state, after=after)
-    counted = composed(schema, COUNT_PARKED, state, selection)
-    return rows, scalar(connection, counted, {**asdict(selection), "with_held": with_held})
+    rows = first_parked(tables, selection, with_held=with_held, state=state, after=after)
+    counted = composed(tables.schema, COUNT_PARKED, state, selection)
+    return rows, tables.one(counted, {**asdict(selection), "with_held": with_held})[0]
 
 
 def first_parked(
-    connection: psycopg.Connection,
-    schema: str,
-    selection: ParkedSelection,
-    *,
-    with_held: bool,
-    state: str = PARKED,
-    after: int = 0,
+    tables: Tables, selection: ParkedSelection, *, with_held: bool, state: str = PARKED, after: int = 0
 ) -> list[Parked]:
     """Return the selected rows behind the id `after`, by id.
 
     Without `with_held`, rows that only wait behind another one of their key are left out. `state` is that of
     the rows that are meant: parked, archived or discarded.
     """
-    listed = composed(schema, LIST_PARKED, state, selection)
-    with connection.cursor(row_factory=class_row(Parked)) as cursor:
-        return cursor.execute(listed, {**asdict(selection), "with_held": with_held, "after": after}).fetchall()
+    listed = composed(tables.schema, LIST_PARKED, state, selection)
+    return tables.rows(Parked, listed, {**asdict(selection), "with_held": with_held, "after": after})
 
 
 SHOW_PARKED = SQL("""
@@ -220,20 +207,19 @@ LAST_SET_ASIDE = SQL("""
 """)
 
 
-def show_parked(connection: psycopg.Connection, schema: str, row: RowId, *, length: int) -> ParkedMessage:
+def show_parked(tables: Tables, row: RowId, *, length: int) -> ParkedMessage:
     """Return one row by its id or message id, with the first `length` characters or bytes of its payload.
 
     Raises:
         NotFoundError: no such row is parked, archived or discarded; the message says where it is.
     """
     parameters = {**as_parameters([row]), "length": length}
-    with connection.cursor(row_factory=class_row(ParkedMessage)) as cursor:
-        message = cursor.execute(composed(schema, SHOW_PARKED, may_be_written=MAY_BE_WRITTEN), parameters).fetchone()
+    message = tables.row(ParkedMessage, composed(tables.schema, SHOW_PARKED, may_be_written=MAY_BE_WRITTEN), parameters)
     if message is None:
-        raise NotFoundError(f"{row} is not parked: {whereabouts(connection, schema, [row])[row]}")
-    with connection.cursor(row_factory=dict_row) as cursor:
-        retried = cursor.execute(composed(schema, LAST_RETRY), {"id": message.id}).fetchone()
-        aside = cursor.execute(composed(schema, LAST_SET_ASIDE), {"id": message.id}).fetchone()
+        raise NotFoundError(f"{row} is not parked: {whereabouts(tables, [row])[row]}")
+    with tables.connection.cursor(row_factory=dict_row) as cursor:
+        retried = cursor.execute(composed(tables.schema, LAST_RETRY), {"id": message.id}).fetchone()
+        aside = cursor.execute(composed(tables.schema, LAST_SET_ASIDE), {"id": message.id}).fetchone()
     return replace(message, **retried or {}, **aside or {})
 
 
@@ -253,9 +239,3 @@ def composed(
         of_job=SQL("true") if selection.job is None else OF_JOB.format(**names),
     )
     return statement.format(**names, is_head=IS_HEAD.format(**names), matches=matches, **parts)
-
-
-def scalar(connection: psycopg.Connection, statement: SQL | Composed, parameters: dict[str, Any] | None = None) -> Any:
-    """Return the one value of the one row."""
-    row = connection.execute(statement, parameters).fetchone()
-    return row[0] if row else None

@@ -10,17 +10,17 @@ stands in front of them, they wait on behind that one. So the order of a key out
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import psycopg
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL, Composed
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Job, JobState, Kind, Order, Source, make_job, operator
 from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Waits, stage_of
 from relay.operate.messages.whereabouts import whereabouts
-from relay.operate.parked.read import ParkedSelection, composed, scalar
+from relay.operate.parked.read import ParkedSelection, composed
 from relay.operate.session import SessionWork
 from relay.servers.postgres.database import one
+from relay.servers.postgres.tables import Tables
 
 BATCH_HEADS = 500  # a transaction; a head goes with all that is held behind it, however many
 OUTCOME_POLL = 0.2  # seconds between two looks at the rows of a stage
@@ -84,30 +84,25 @@ COUNT_RELEASED = SQL("SELECT count(*) FROM ({fates}) AS fate WHERE goes")
 NOW = SQL("SELECT clock_timestamp()")
 
 
-def preview(
-    connection: psycopg.Connection, schema: str, kind: Kind, selection: ParkedSelection, *, aside: Source | None = None
-) -> ParkedDone:
+def preview(tables: Tables, kind: Kind, selection: ParkedSelection, *, aside: Source | None = None) -> ParkedDone:
     """Return exactly what a job of this kind would do now; changes nothing.
 
     Args:
         aside: what a restore takes: archived or discarded rows.
     """
-    state = str(_source(kind, aside))
-    with connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        parameters = _all_heads(connection, selection)
-        heads = [row[0] for row in connection.execute(_heads(schema, state, selection), parameters)]
-        released = 0
+    state, released = str(_source(kind, aside)), 0
+    with tables.transaction():
+        tables.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        parameters = _all_heads(tables, selection)
+        heads = [row[0] for row in tables.execute(_heads(tables.schema, state, selection), parameters)]
         if kind is not Kind.RESTORE:
-            released = scalar(connection, _with_fates(schema, COUNT_RELEASED), {"heads": heads})
-        keys = scalar(connection, composed(schema, COUNT_KEYS), {"heads": heads, "state": state})
-        not_found = rows_not_found(connection, schema, kind, selection, aside=aside)
-        return ParkedDone(len(heads), released, not_found, keys=keys)
+            (released,) = tables.one(_with_fates(tables.schema, COUNT_RELEASED), {"heads": heads})
+        (keys,) = tables.one(COUNT_KEYS, {"heads": heads, "state": state})
+        return ParkedDone(len(heads), released, rows_not_found(tables, kind, selection, aside=aside), keys=keys)
 
 
 def order_rows(
-    connection: psycopg.Connection,
-    schema: str,
+    tables: Tables,
     kind: Kind,
     selection: ParkedSelection,
     *,
@@ -129,8 +124,8 @@ def order_rows(
         raise UsageError(f"--stages waits for the outcome of rows; a {kind} has no outcome")
     source, selected = _source(kind, aside), None
     if selection.job is None:  # else each row set aside has its notes read, and the work counts them
-        counted = COUNT_HEADS.format(heads=_heads(schema, str(source), selection))
-        selected = scalar(connection, counted, _all_heads(connection, selection))
+        heads = _heads(tables.schema, str(source), selection)
+        (selected,) = tables.one(COUNT_HEADS, _all_heads(tables, selection), heads=heads)
     order = Order(
         kind=kind,
         source=source,
@@ -141,7 +136,7 @@ def order_rows(
         caution=caution,
         by_console=by_console,
     )
-    return make_job(connection, schema, order)
+    return make_job(tables, order)
 
 
 RETRY_HEADS = SQL("""
@@ -308,9 +303,6 @@ class ParkedWork(SessionWork):
         await connection.execute(self._sql(CHANGES[job.kind]), values)
         return released
 
-    def _sql(self, statement: SQL) -> Composed:
-        return statement.format(schema=Identifier(self._schema))
-
 
 READ_NOT_FOUND = SQL("""
     SELECT given.id, given.message_id, row.held_behind
@@ -321,15 +313,13 @@ READ_NOT_FOUND = SQL("""
 """)
 
 
-def rows_not_found(
-    connection: psycopg.Connection, schema: str, kind: Kind, selection: ParkedSelection, *, aside: Source | None = None
-) -> list[str]:
+def rows_not_found(tables: Tables, kind: Kind, selection: ParkedSelection, *, aside: Source | None = None) -> list[str]:
     """Return what was named and is no row that a job of this kind could change, with the reason."""
     state = str(_source(kind, aside))
     named = {"ids": selection.ids or [], "message_ids": selection.message_ids or [], "state": state}
-    rows = connection.execute(composed(schema, READ_NOT_FOUND), named).fetchall()
+    rows = tables.execute(composed(tables.schema, READ_NOT_FOUND), named).fetchall()
     lacking = {id_ or message_id: behind for id_, message_id, behind in rows}
-    elsewhere = whereabouts(connection, schema, [each for each, behind in lacking.items() if behind is None])
+    elsewhere = whereabouts(tables, [each for each, behind in lacking.items() if behind is None])
     return [
         f"{each} is held behind {behind}: choose that one" if behind else f"{each} is not {state}: {elsewhere[each]}"
         for each, behind in lacking.items()
@@ -341,9 +331,10 @@ def _source(kind: Kind, aside: Source | None) -> Source:
     return aside or Source.ARCHIVED if kind is Kind.RESTORE else Source.PARKED
 
 
-def _all_heads(connection: psycopg.Connection, selection: ParkedSelection) -> dict[str, Any]:
+def _all_heads(tables: Tables, selection: ParkedSelection) -> dict[str, Any]:
     """Return the parameters of `_heads` that read all that a selection has now."""
-    return {**asdict(selection), "after": 0, "until": scalar(connection, NOW), "batch": selection.limit}
+    (until,) = tables.one(NOW)
+    return {**asdict(selection), "after": 0, "until": until, "batch": selection.limit}
 
 
 def _heads(schema: str, state: str, selection: ParkedSelection) -> Composed:

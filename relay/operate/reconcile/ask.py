@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import psycopg
-
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume.failed.queues import dead_queue_name
 from relay.errors import OutboxError, UsageError
@@ -22,6 +20,7 @@ from relay.operate.sent.moment import parse_interval, parse_length
 from relay.operate.sent.selection import SentSelection, now
 from relay.operate.session import session
 from relay.servers.postgres.database import refuse_pooler
+from relay.servers.postgres.tables import Tables
 
 EVERY_LETTER = LetterSelection()
 FIRST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)  # nothing was sent before
@@ -76,10 +75,10 @@ def ask(
     """
     asyncio.run(refuse_pooler(outbox))
     with (
-        session(outbox, timeout=timeout) as connection,
+        session(outbox, timeout=timeout) as tables,
         InboxReader.open(inbox, timeout=timeout, url=inbox_url) as opened,
     ):
-        moment = now(connection)
+        moment = now(tables.connection)
         first, end = parse_interval(asked.since, asked.until, moment)
         assert first is not None, "since is required"  # noqa: S101
         grace = parse_length(asked.grace, "--grace")
@@ -100,10 +99,8 @@ def ask(
             flags=asked.flags,
         )
         letters = _DeadLetters(broker)
-        report = reconcile(
-            connection, outbox.schema_name, opened, question, look_up_dead=letters.message_ids, show=show
-        )
-        return Reconciled(report, [*_not_compared(connection, outbox.schema_name, question), *letters.unread])
+        report = reconcile(tables, opened, question, look_up_dead=letters.message_ids, show=show)
+        return Reconciled(report, [*_not_compared(tables, question), *letters.unread])
 
 
 class _DeadLetters:
@@ -132,10 +129,10 @@ def _note(found: set[str], held: Held) -> None:
         found.add(held.letter.message_id.lower())
 
 
-def _not_compared(outbox: psycopg.Connection, schema: str, question: Question) -> list[str]:
+def _not_compared(tables: Tables, question: Question) -> list[str]:
     since, until = question.interval.since, question.interval.until
     return [
         f"{message_id} is not compared: {row.words}"
-        for message_id, row in find_rows(outbox, schema, question.selection.message_ids or []).items()
+        for message_id, row in find_rows(tables, question.selection.message_ids or []).items()
         if isinstance(row, WhyMissing) or row.sent_at is None or not since <= row.sent_at < until
     ]

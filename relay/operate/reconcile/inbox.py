@@ -6,10 +6,9 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import NamedTuple
 
-import psycopg
 from psycopg import errors
 from psycopg.rows import TupleRow
-from psycopg.sql import SQL, Composed, Identifier, Literal
+from psycopg.sql import SQL, Composed, Literal
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnavailableError
@@ -20,6 +19,7 @@ from relay.operate.session import in_words, limit_statements
 from relay.operate.status import BY_INDEX
 from relay.servers.postgres.bounded_values import bound_values
 from relay.servers.postgres.database import connect, refuse_pooler
+from relay.servers.postgres.tables import Tables
 
 OWN, FLAG = "database.url", "--inbox"  # where the URL of the inbox is
 
@@ -102,9 +102,8 @@ REPEATED_KEYS = SQL("""
 class InboxReader:
     """A session in the database of an inbox."""
 
-    def __init__(self, connection: psycopg.Connection, database: DatabaseSettings, timeout: float, url: str) -> None:
-        self._connection = connection
-        self._schema = database.schema_name
+    def __init__(self, tables: Tables, timeout: float, url: str) -> None:
+        self._tables = tables
         self._timeout = timeout
         self._url = url
 
@@ -125,7 +124,7 @@ class InboxReader:
             asyncio.run(refuse_pooler(database))
             connection = connect(database)
         try:
-            inbox = cls(connection, database, timeout, url)
+            inbox = cls(Tables(connection, database.schema_name), timeout, url)
             with inbox._words():
                 limit_statements(connection, timeout)
                 bound_values(connection)
@@ -135,15 +134,15 @@ class InboxReader:
 
     def consumers(self) -> list[str]:
         """Return the names of all that have ever applied a message."""
-        with self._words(), self._connection.transaction():
-            self._connection.execute(BY_INDEX)
-            return [name for (name,) in self._connection.execute(self._sql(CONSUMERS))]
+        with self._words(), self._tables.transaction():
+            self._tables.connection.execute(BY_INDEX)
+            return [name for (name,) in self._tables.execute(CONSUMERS)]
 
     def handled(self, consumers: Sequence[str]) -> dict[str, Handled]:
         """Return what these consumers have noted of themselves; nothing where this login may not read it."""
         with self._words():
             try:
-                rows = self._connection.execute(self._sql(NOTED)).fetchall()
+                rows = self._tables.execute(NOTED).fetchall()
             except (errors.UndefinedTable, errors.InsufficientPrivilege):  # tables or grants of an earlier release
                 rows = []
         noted = {name: Handled(event_types, queues) for name, event_types, queues in rows}
@@ -155,11 +154,11 @@ class InboxReader:
         statement = self.entries_statement(interval, consumers)
         with ExitStack() as stack:
             with self._words():  # not around what the caller does meanwhile
-                entries = stack.enter_context(listed(self._connection, "inbox_rows", statement))
+                entries = stack.enter_context(listed(self._tables.connection, "inbox_rows", statement))
             yield self._read(entries)
 
     def entries_statement(self, interval: Interval, consumers: Sequence[str]) -> Composed:
-        return self._sql(
+        return self._tables.sql(
             ENTRIES,
             first=Literal(interval.first_read.isoformat()),
             end=Literal(interval.end_read.isoformat()),
@@ -169,9 +168,9 @@ class InboxReader:
     def applied(self, asked: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
         """Return which of these (consumer, message id) have been applied at any time."""
         values = {"consumers": [name for name, _ in asked], "message_ids": [message_id for _, message_id in asked]}
-        with self._words(), self._connection.transaction():
-            self._connection.execute(BY_INDEX)
-            return set(self._connection.execute(self._sql(APPLIED), values))
+        with self._words(), self._tables.transaction():
+            self._tables.connection.execute(BY_INDEX)
+            return set(self._tables.execute(APPLIED, values))
 
     def repeated_keys(self, interval: Interval, consumers: Sequence[str], limit: int) -> tuple[int, list[RepeatedKey]]:
         """Count the business keys of several messages applied in the interval, and give the first of them."""
@@ -182,7 +181,7 @@ class InboxReader:
             "limit": limit,
         }
         with self._words():
-            rows = self._connection.execute(self._sql(REPEATED_KEYS), values).fetchall()
+            rows = self._tables.execute(REPEATED_KEYS, values).fetchall()
         return rows[0][-1] if rows else 0, [RepeatedKey(*row[:-1]) for row in rows]
 
     def _read(self, entries: Iterator[TupleRow]) -> Iterator[AppliedMessage]:
@@ -191,12 +190,10 @@ class InboxReader:
 
     @contextmanager
     def _words(self) -> Iterator[None]:
-        lack = f"no table processed_message in schema {self._schema}"
-        with of_inbox(self._url), in_words(self._connection, lack, self._timeout, url=self._url):
+        connection, schema = self._tables.connection, self._tables.schema
+        words = in_words(connection, schema, self._timeout, lack="table processed_message", url=self._url)
+        with of_inbox(self._url), words:
             yield
-
-    def _sql(self, statement: SQL, **names: Literal) -> Composed:
-        return statement.format(schema=Identifier(self._schema), **names)
 
 
 @contextmanager

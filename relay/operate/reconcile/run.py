@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-import psycopg
-
 from relay.consume.failed.queues import dead_queue_name
 from relay.errors import NotFoundError
 from relay.operate.reconcile.compare import Comparison, LookUpDead
@@ -22,6 +20,7 @@ from relay.operate.reconcile.mend import mend_command
 from relay.operate.reconcile.report import Mend, ReconcileReport, RepeatedKey
 from relay.operate.reconcile.table import TableRow, find_ids, list_rows
 from relay.operate.sent.selection import SentSelection, first_day
+from relay.servers.postgres.tables import Tables
 
 # What is done, how many rows are read, and how many there are; None while the database lists them.
 Show = Callable[[str, int, int | None], None]
@@ -43,8 +42,7 @@ class Question:
 
 
 def reconcile(
-    outbox: psycopg.Connection,
-    schema: str,
+    tables: Tables,
     inbox: InboxReader,
     question: Question,
     *,
@@ -62,7 +60,7 @@ def reconcile(
     consumers = question.consumers or inbox.consumers()
     if not consumers:
         raise NotFoundError("the inbox is empty, so nobody is known to expect anything: name who does by --consumer")
-    kept_from = first_day(outbox, schema)
+    kept_from = first_day(tables)
     # The inbox first: a row is there before its message is applied, so what is listed here has a row in the later list.
     show("listing what was applied", 0, None)
     with inbox.list_entries(interval, consumers) as entries:
@@ -73,9 +71,9 @@ def reconcile(
             limit=question.limit,
             look_up_applied=inbox.applied,
             look_up_dead=look_up_dead,
-            look_up_lost=partial(_still_lost, outbox, schema, interval.grace),
+            look_up_lost=partial(_still_lost, tables, interval.grace),
         )
-        with list_rows(outbox, schema, interval, question.selection) as (number, rows):
+        with list_rows(tables, interval, question.selection) as (number, rows):
             comparison.run(_shown(rows, number, show), entries)
     repeated: tuple[int, list[RepeatedKey]] | None = None
     if question.with_repeated_keys:
@@ -84,11 +82,9 @@ def reconcile(
     return _report(question, kept_from, comparison, repeated)
 
 
-def _still_lost(
-    outbox: psycopg.Connection, schema: str, grace: timedelta, candidates: Sequence[AppliedMessage]
-) -> list[AppliedMessage]:
-    found = find_ids(outbox, schema, list({entry.message_id for entry in candidates}))
-    judged_from = _judged_from(first_day(outbox, schema), grace)  # a day may have been dropped since
+def _still_lost(tables: Tables, grace: timedelta, candidates: Sequence[AppliedMessage]) -> list[AppliedMessage]:
+    found = find_ids(tables, list({entry.message_id for entry in candidates}))
+    judged_from = _judged_from(first_day(tables), grace)  # a day may have been dropped since
     return [e for e in candidates if e.message_id not in found and e.processed_at >= judged_from]
 
 

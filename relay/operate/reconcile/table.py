@@ -14,6 +14,7 @@ from relay.consume.apply.inbox import ID_OF_WRITER
 from relay.consume.message import id_of_writer
 from relay.operate.reconcile.interval import Interval
 from relay.operate.sent.selection import SentSelection
+from relay.servers.postgres.tables import Tables
 
 FETCH_ROWS = 5000
 
@@ -81,13 +82,11 @@ TO_START = SQL("MOVE ABSOLUTE 0 IN {}").format(Identifier(ROWS_CURSOR))
 
 
 @contextmanager
-def list_rows(
-    connection: psycopg.Connection, schema: str, interval: Interval, selection: SentSelection
-) -> Iterator[tuple[int, Iterator[TableRow]]]:
+def list_rows(tables: Tables, interval: Interval, selection: SentSelection) -> Iterator[tuple[int, Iterator[TableRow]]]:
     """Sort the rows in the database; give their number, and them in the order of message_id."""
-    with listed(connection, ROWS_CURSOR, rows_statement(schema, interval, selection)) as rows:
-        number = connection.execute(COUNT_LISTED).rowcount
-        connection.execute(TO_START)
+    with listed(tables.connection, ROWS_CURSOR, rows_statement(tables.schema, interval, selection)) as rows:
+        number = tables.connection.execute(COUNT_LISTED).rowcount
+        tables.connection.execute(TO_START)
         yield number, map(TableRow._make, rows)
 
 
@@ -105,11 +104,11 @@ FIND = SQL("SELECT DISTINCT {id}::text FROM {schema}.message_state WHERE {id} = 
 MESSAGE_ID = SQL("message_id")
 
 
-def find_ids(connection: psycopg.Connection, schema: str, inbox_ids: Sequence[str]) -> set[str]:
+def find_ids(tables: Tables, inbox_ids: Sequence[str]) -> set[str]:
     """Return which of these ids an inbox has of a row, in any state and of any day."""
     found: set[str] = set()
     for id_ in (MESSAGE_ID, SQL(ID_OF_WRITER)):  # the second one takes the server longer
         if left := [each for each in inbox_ids if each not in found]:
-            statement = FIND.format(schema=Identifier(schema), id=id_)
-            found.update(each for (each,) in connection.execute(statement, {"ids": left}, prepare=False))
+            rows = tables.connection.execute(tables.sql(FIND, id=id_), {"ids": left}, prepare=False)
+            found.update(each for (each,) in rows)
     return found

@@ -125,20 +125,20 @@ class ResumeRoute(MaybeReasoned):
 @operation("quarantine.list", "GET /quarantine", Role.VIEWER)
 def list_(at: Servers, asked: ListRoutes) -> list[RouteStatus]:
     """List the routes in quarantine, the oldest first."""
-    with at.connect(None) as connection:
+    with at.connect(None) as tables:
         if asked.group is not None:
-            return quarantine.routes_of_group(connection, at.schema, asked.group)
-        return quarantine.list_routes(connection, at.schema)
+            return quarantine.routes_of_group(tables, asked.group)
+        return quarantine.list_routes(tables)
 
 
 @operation("quarantine.preview", "GET /quarantine/preview", Role.VIEWER)
 def preview(at: Servers, asked: PreviewRoute) -> RoutePreview:
     """Count what a reroute or discard would change now, and show the first rows."""
     rows = row_ids(asked.ids)
-    with at.connect(BULK_TIMEOUT) as connection:
-        found = quarantine.read_route(connection, at.schema, asked.route)
-        number, oldest = quarantine.count_chosen(connection, at.schema, found, rows)
-        first = quarantine.list_chosen(connection, at.schema, asked.route, rows, limit=asked.limit)
+    with at.connect(BULK_TIMEOUT) as tables:
+        found = quarantine.read_route(tables, asked.route)
+        number, oldest = quarantine.count_chosen(tables, found, rows)
+        first = quarantine.list_chosen(tables, asked.route, rows, limit=asked.limit)
     return RoutePreview(found, number, oldest, first)
 
 
@@ -146,9 +146,9 @@ def preview(at: Servers, asked: PreviewRoute) -> RoutePreview:
 def show(at: Servers, asked: ShowRoute) -> RoutePage:
     """Show the route of this number, or that in which the row of this id waits, and its first rows."""
     (named,), after = row_ids([asked.name]), read_cursor(ROWS, asked.cursor) or 0
-    with at.connect(None) as connection:
-        route = quarantine.route_of(connection, at.schema, named)
-        rows = quarantine.list_rows(connection, at.schema, route.id, limit=asked.limit, after=after)
+    with at.connect(None) as tables:
+        route = quarantine.route_of(tables, named)
+        rows = quarantine.list_rows(tables, route.id, limit=asked.limit, after=after)
     return RoutePage(route=route, rows=rows, next=next_cursor(ROWS, [row.id for row in rows], asked.limit))
 
 
@@ -162,48 +162,46 @@ def reroute(at: Servers, asked: Reroute) -> Changed:
             raise UsageError(f"{name} is longer than the 255 bytes that AMQP allows")
     rows = row_ids(asked.ids)
     _check_exchange(at.settings, asked.to_exchange)
-    with at.connect(BULK_TIMEOUT) as connection:
-        found = quarantine.read_route(connection, at.schema, asked.route)
+    with at.connect(BULK_TIMEOUT) as tables:
+        found = quarantine.read_route(tables, asked.route)
         exchange, key = found.rerouted(asked.to_exchange, asked.routing_key)
-        return quarantine.reroute(
-            connection, at.schema, found, rows, exchange=exchange, routing_key=key, by=at.by, why=asked.why
-        )
+        return quarantine.reroute(tables, found, rows, exchange=exchange, routing_key=key, by=at.by, why=asked.why)
 
 
 @operation("quarantine.discard", "POST /quarantine/discard", Role.OWNER, Effect.ORDERED)
 def discard(at: Servers, asked: ChangeRoute) -> Ordered:
     """Give up the rows of a route: they are kept and never sent; rows behind them go out."""
     rows = row_ids(asked.ids)
-    with at.connect(BULK_TIMEOUT) as connection:
-        found = quarantine.read_route(connection, at.schema, asked.route)
-        not_found = quarantine.not_chosen(connection, at.schema, asked.route, rows)
-        job = order_discard(connection, at.schema, found, rows, by=at.by, why=asked.why, by_console=at.by_console)
+    with at.connect(BULK_TIMEOUT) as tables:
+        found = quarantine.read_route(tables, asked.route)
+        not_found = quarantine.not_chosen(tables, asked.route, rows)
+        job = order_discard(tables, found, rows, by=at.by, why=asked.why, by_console=at.by_console)
     return Ordered(job, not_found)
 
 
 @operation("quarantine.probe", "POST /quarantine/probe", Role.OPERATOR, Effect.ELSEWHERE)
 def probe(at: Servers, asked: Probe) -> Probed:
     """Ask the running relays to try routes now: those given, or all."""
-    with at.connect(None) as connection:
-        named = [quarantine.read_route(connection, at.schema, route) for route in asked.routes]
+    with at.connect(None) as tables:
+        named = [quarantine.read_route(tables, route) for route in asked.routes]
         _check_running(named)
-        found = [each.id for each in named or quarantine.list_routes(connection, at.schema) if each.paused_at is None]
-        quarantine.probe(connection, at.schema, found)
+        found = [each.id for each in named or quarantine.list_routes(tables) if each.paused_at is None]
+        quarantine.probe(tables, found)
     return Probed(routes=found)
 
 
 @operation("quarantine.pause", "POST /quarantine/pause", Role.OPERATOR, Effect.STORED)
 def pause(at: Servers, asked: PauseRoute) -> RouteStatus:
     """Let the messages for an address wait; what is in flight is still sent."""
-    with at.connect(None) as connection:
-        return pause_route(connection, at.schema, asked.exchange, asked.routing_key, by=at.by, why=asked.why)
+    with at.connect(None) as tables:
+        return pause_route(tables, asked.exchange, asked.routing_key, by=at.by, why=asked.why)
 
 
 @operation("quarantine.resume", "POST /quarantine/resume", Role.OPERATOR, Effect.STORED)
 def resume(at: Servers, asked: ResumeRoute) -> RouteStatus:
     """Let the relays try a paused route now; its messages go when it works."""
-    with at.connect(None) as connection:
-        return resume_route(connection, at.schema, asked.route, by=at.by, why=asked.reason)
+    with at.connect(None) as tables:
+        return resume_route(tables, asked.route, by=at.by, why=asked.reason)
 
 
 def _check_exchange(settings: Settings, exchange: str | None) -> None:

@@ -4,13 +4,13 @@ A paused route is a row of `quarantine` whose columns `paused_*` are filled; its
 probed. What is in flight when the pause comes is still sent. The relays are notified, and obey within a second or two.
 """
 
-import psycopg
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL
 
 from relay.engine.session.session import ROUTES_CHANGED
 from relay.errors import UsageError
 from relay.operate.audit import note
 from relay.operate.routes.quarantine import RouteStatus, list_routes, read_route, ring
+from relay.servers.postgres.tables import Tables
 
 MAX_NAME_BYTES = 255
 
@@ -34,9 +34,7 @@ RESUME_ROUTE = SQL("""
 """)
 
 
-def pause_route(
-    connection: psycopg.Connection, schema: str, exchange: str, routing_key: str, *, by: str, why: str
-) -> RouteStatus:
+def pause_route(tables: Tables, exchange: str, routing_key: str, *, by: str, why: str) -> RouteStatus:
     """Let the rows for an address wait from now on; return the route.
 
     Raises:
@@ -45,35 +43,29 @@ def pause_route(
     if max(len(exchange.encode()), len(routing_key.encode())) > MAX_NAME_BYTES:
         raise UsageError(f"an exchange or routing key is longer than the {MAX_NAME_BYTES} bytes that AMQP allows")
     values = {"exchange": exchange, "routing_key": routing_key, "by": by, "why": why}
-    with connection.transaction():
-        entered = connection.execute(_sql(schema, PAUSE_ROUTE), values).fetchone()
+    with tables.transaction():
+        entered = tables.execute(PAUSE_ROUTE, values).fetchone()
         if entered is None:
             address = (exchange, routing_key)
-            (there,) = [
-                each for each in list_routes(connection, schema) if (each.exchange, each.routing_key) == address
-            ]
+            (there,) = [each for each in list_routes(tables) if (each.exchange, each.routing_key) == address]
             raise UsageError(f"route {there.id} is paused already, by {there.paused_by}: {there.paused_why}")
-        route = read_route(connection, schema, entered[0])
-        note(connection, schema, "quarantine pause", route.address, by=by, why=why)
-        ring(connection, schema, ROUTES_CHANGED)
+        route = read_route(tables, entered[0])
+        note(tables, "quarantine pause", route.address, by=by, why=why)
+        ring(tables, ROUTES_CHANGED)
     return route
 
 
-def resume_route(connection: psycopg.Connection, schema: str, route: int, *, by: str, why: str | None) -> RouteStatus:
+def resume_route(tables: Tables, route: int, *, by: str, why: str | None) -> RouteStatus:
     """Let the relays try a paused route now, and let its rows go when it works; return the route.
 
     Raises:
         NotFoundError: the route is not in quarantine.
         UsageError: it is not paused.
     """
-    with connection.transaction():
-        found = read_route(connection, schema, route)
-        if not connection.execute(_sql(schema, RESUME_ROUTE), {"route": route, "by": by}).rowcount:
+    with tables.transaction():
+        found = read_route(tables, route)
+        if not tables.execute(RESUME_ROUTE, {"route": route, "by": by}).rowcount:
             raise UsageError(f"route {route} is not paused: the relays try it by themselves")
-        note(connection, schema, "quarantine resume", found.address, by=by, why=why)
-        ring(connection, schema, ROUTES_CHANGED)
-        return read_route(connection, schema, route)
-
-
-def _sql(schema: str, statement: SQL) -> Composed:
-    return statement.format(schema=Identifier(schema))
+        note(tables, "quarantine resume", found.address, by=by, why=why)
+        ring(tables, ROUTES_CHANGED)
+        return read_route(tables, route)

@@ -11,16 +11,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import psycopg
-from psycopg.rows import class_row
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL
 
 from relay.engine.session.session import ROUTES_CHANGED, nodes_channel
 from relay.engine.settle.quarantine import PROBE_INITIAL, PROBE_MAX, PROBES_A_SECOND
 from relay.errors import NotFoundError, UsageError
 from relay.operate.cause import cause_of, group_of
 from relay.operate.messages.whereabouts import RowId, WhyMissing, as_parameters, find_rows, whereabouts
-from relay.servers.postgres.database import one
+from relay.servers.postgres.tables import Tables
 
 SOURCE = "quarantine"  # of a failure group
 PROBE_WAIT, PROBE_POLL = 10.0, 0.1  # seconds: a probe is answered within about five
@@ -29,7 +27,9 @@ PROBE_WAIT, PROBE_POLL = 10.0, 0.1  # seconds: a probe is answered within about 
 IS_BEHIND = SQL("held_behind IS NOT NULL")
 # Of the rows of a route those that are bound for it: all, or those named.
 CHOSEN = SQL("""state = 'quarantined' AND quarantine = %(route)s AND NOT {is_behind}
-        AND (%(all)s OR id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))""")
+        AND (%(all)s OR id = ANY (%(ids)s::bigint[]) OR message_id = ANY (%(message_ids)s::uuid[]))""").format(
+    is_behind=IS_BEHIND
+)
 
 READ_ROUTES = SQL("""
     SELECT route.id, route.exchange, route.routing_key, route.reason, route.since, route.probes, route.probed_at,
@@ -80,29 +80,27 @@ class RouteStatus:
         )
 
 
-def list_routes(connection: psycopg.Connection, schema: str) -> list[RouteStatus]:
+def list_routes(tables: Tables) -> list[RouteStatus]:
     """Return the routes in quarantine, the oldest first."""
     probes = {"initial": PROBE_INITIAL, "maximum": PROBE_MAX, "a_second": PROBES_A_SECOND}
-    statement = READ_ROUTES.format(schema=Identifier(schema), is_behind=IS_BEHIND, **probes)
-    with connection.cursor(row_factory=class_row(RouteStatus)) as cursor:
-        return cursor.execute(statement).fetchall()
+    return tables.rows(RouteStatus, READ_ROUTES, is_behind=IS_BEHIND, **probes)
 
 
-def routes_of_group(connection: psycopg.Connection, schema: str, group: str) -> list[RouteStatus]:
+def routes_of_group(tables: Tables, group: str) -> list[RouteStatus]:
     """Return the routes of a group, the oldest first.
 
     Raises:
         NotFoundError: no route in quarantine is of this group.
     """
-    routes = [each for each in failing_routes(connection, schema) if route_group(each.reason, each.exchange) == group]
+    routes = [each for each in failing_routes(tables) if route_group(each.reason, each.exchange) == group]
     if not routes:
         raise NotFoundError(f"no route of failure group {group} is in quarantine: see `relay failures list`")
     return routes
 
 
-def failing_routes(connection: psycopg.Connection, schema: str) -> list[RouteStatus]:
+def failing_routes(tables: Tables) -> list[RouteStatus]:
     """Return the routes in quarantine that nobody has paused: a pause is no failure."""
-    return [each for each in list_routes(connection, schema) if each.paused_at is None]
+    return [each for each in list_routes(tables) if each.paused_at is None]
 
 
 def route_group(reason: str, exchange: str) -> str:
@@ -110,33 +108,33 @@ def route_group(reason: str, exchange: str) -> str:
     return group_of(SOURCE, cause_of(reason), None, exchange)
 
 
-def read_route(connection: psycopg.Connection, schema: str, route: int) -> RouteStatus:
+def read_route(tables: Tables, route: int) -> RouteStatus:
     """Return one route.
 
     Raises:
         NotFoundError: it is not in quarantine; the message says where the row of this id is.
     """
-    for each in list_routes(connection, schema):
+    for each in list_routes(tables):
         if each.id == route:
             return each
-    row = find_rows(connection, schema, [route])[route]
+    row = find_rows(tables, [route])[route]
     where = "" if isinstance(row, str) else f"; if you mean row {route}, {row.words}"
     raise NotFoundError(f"no route {route} is in quarantine{where}: `relay quarantine list` names the routes")
 
 
-def route_of(connection: psycopg.Connection, schema: str, named: RowId) -> RouteStatus:
+def route_of(tables: Tables, named: RowId) -> RouteStatus:
     """Return the route of this id; else the one in which the row of this id or message id waits.
 
     Raises:
         NotFoundError: neither is in quarantine; the message says where the row is.
     """
-    for each in list_routes(connection, schema):
+    for each in list_routes(tables):
         if each.id == named:
             return each
-    row = find_rows(connection, schema, [named])[named]
+    row = find_rows(tables, [named])[named]
     if isinstance(row, WhyMissing) or row.state != "quarantined" or row.quarantine is None:
         raise NotFoundError(f"neither a route nor a row in quarantine has the id {named}: {row.words}")
-    return read_route(connection, schema, row.quarantine)
+    return read_route(tables, row.quarantine)
 
 
 READ_ROWS = SQL("""
@@ -163,26 +161,16 @@ class WaitingRow:
     last_error: str | None
 
 
-def list_rows(
-    connection: psycopg.Connection, schema: str, route: int, *, limit: int, after: int = 0
-) -> list[WaitingRow]:
+def list_rows(tables: Tables, route: int, *, limit: int, after: int = 0) -> list[WaitingRow]:
     """Return the first rows of a route behind the id `after`, by id."""
-    statement = READ_ROWS.format(schema=Identifier(schema), which=OF_ROUTE)
-    return _read_rows(connection, statement, {**parameters(route, []), "limit": limit, "after": after})
+    values = {**parameters(route, []), "limit": limit, "after": after}
+    return tables.rows(WaitingRow, READ_ROWS, values, which=OF_ROUTE)
 
 
-def list_chosen(
-    connection: psycopg.Connection, schema: str, route: int, rows: Sequence[RowId], *, limit: int
-) -> list[WaitingRow]:
+def list_chosen(tables: Tables, route: int, rows: Sequence[RowId], *, limit: int) -> list[WaitingRow]:
     """Return the first rows that `reroute` or `discard` would change now, by id."""
-    names = {"schema": Identifier(schema), "is_behind": IS_BEHIND}
-    statement = READ_ROWS.format(**names, which=CHOSEN.format(**names))
-    return _read_rows(connection, statement, {**parameters(route, rows), "limit": limit, "after": 0})
-
-
-def _read_rows(connection: psycopg.Connection, statement: Composed, values: dict[str, Any]) -> list[WaitingRow]:
-    with connection.cursor(row_factory=class_row(WaitingRow)) as cursor:
-        return cursor.execute(statement, values).fetchall()
+    values = {**parameters(route, rows), "limit": limit, "after": 0}
+    return tables.rows(WaitingRow, READ_ROWS, values, which=CHOSEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,15 +207,7 @@ ENTER = SQL("""
 
 
 def reroute(
-    connection: psycopg.Connection,
-    schema: str,
-    route: RouteStatus,
-    rows: Sequence[RowId],
-    *,
-    exchange: str,
-    routing_key: str,
-    by: str,
-    why: str,
+    tables: Tables, route: RouteStatus, rows: Sequence[RowId], *, exchange: str, routing_key: str, by: str, why: str
 ) -> Changed:
     """Send the rows of a route, or those named, to another address, in one transaction.
 
@@ -246,18 +226,18 @@ def reroute(
     values = parameters(route.id, rows)
     deadline = time.monotonic() + PROBE_WAIT
     while True:
-        with connection.transaction():
-            if connection.execute(composed(schema, LOCK_ROUTE), values).rowcount == 0:
+        with tables.transaction():
+            if tables.execute(LOCK_ROUTE, values).rowcount == 0:
                 raise NotFoundError(f"route {route.id} is not in quarantine any more: its rows are on their way")
-            probes = [id_ for (id_,) in connection.execute(composed(schema, PROBES_ON_THEIR_WAY), values)]
+            probes = [id_ for (id_,) in tables.execute(PROBES_ON_THEIR_WAY, values)]
             if not probes or time.monotonic() >= deadline:
-                left_out = not_chosen(connection, schema, route.id, rows, probes=probes)
-                (entered,) = one(connection.execute(composed(schema, ENTER), to).fetchone())
-                moved = connection.execute(composed(schema, MOVE), {**values, **to, "to": entered}).rowcount
+                left_out = not_chosen(tables, route.id, rows, probes=probes)
+                (entered,) = tables.one(ENTER, to)
+                moved = tables.execute(MOVE, {**values, **to, "to": entered}, chosen=CHOSEN).rowcount
                 if not rows:
-                    connection.execute(composed(schema, MOVE_FOLLOWERS), {**values, "to": entered})
+                    tables.execute(MOVE_FOLLOWERS, {**values, "to": entered}, is_behind=IS_BEHIND)
                 # What is left in the route waits for no more than it did: try it now.
-                probe(connection, schema, [route.id])
+                probe(tables, [route.id])
                 return Changed(route.id, moved, left_out)
         time.sleep(PROBE_POLL)
 
@@ -265,22 +245,20 @@ def reroute(
 COUNT_CHOSEN = SQL("SELECT count(*), min(created_at) FROM {schema}.message_state WHERE {chosen}")
 
 
-def count_chosen(
-    connection: psycopg.Connection, schema: str, route: RouteStatus, rows: Sequence[RowId]
-) -> tuple[int, datetime | None]:
+def count_chosen(tables: Tables, route: RouteStatus, rows: Sequence[RowId]) -> tuple[int, datetime | None]:
     """Return how many rows `reroute` or `discard` would change now, and when the oldest was written."""
-    found = connection.execute(composed(schema, COUNT_CHOSEN), parameters(route.id, rows)).fetchone()
-    return found or (0, None)
+    number, oldest = tables.one(COUNT_CHOSEN, parameters(route.id, rows), chosen=CHOSEN)
+    return number, oldest
 
 
 TRY_NOW = SQL("UPDATE {schema}.quarantine SET probes = 0 WHERE id = ANY (%(routes)s::bigint[])")
 
 
-def probe(connection: psycopg.Connection, schema: str, routes: Sequence[int]) -> None:
+def probe(tables: Tables, routes: Sequence[int]) -> None:
     """Ask the running relays to try these routes now."""
-    with connection.transaction():
-        connection.execute(composed(schema, TRY_NOW), {"routes": list(routes)})
-        ring(connection, schema, ROUTES_CHANGED)
+    with tables.transaction():
+        tables.execute(TRY_NOW, {"routes": list(routes)})
+        ring(tables, ROUTES_CHANGED)
 
 
 LOCK_ROUTE = SQL("SELECT FROM {schema}.quarantine WHERE id = %(route)s FOR UPDATE")
@@ -293,9 +271,7 @@ READ_CHOSEN = SQL("SELECT id, message_id FROM {schema}.message_state WHERE {chos
 RING = SQL("SELECT pg_notify(%(channel)s, %(word)s)")
 
 
-def not_chosen(
-    connection: psycopg.Connection, schema: str, route: int, rows: Sequence[RowId], *, probes: Sequence[int] = ()
-) -> list[str]:
+def not_chosen(tables: Tables, route: int, rows: Sequence[RowId], *, probes: Sequence[int] = ()) -> list[str]:
     """Return what was named and cannot be changed now, with the reason.
 
     Args:
@@ -303,10 +279,10 @@ def not_chosen(
     """
     values = parameters(route, rows)
     chosen: set[RowId] = set()
-    for row in connection.execute(composed(schema, READ_CHOSEN), values):
+    for row in tables.execute(READ_CHOSEN, values, chosen=CHOSEN):
         chosen.update(row)
     missing = [each for each in rows or probes if each not in chosen]
-    where = whereabouts(connection, schema, missing)
+    where = whereabouts(tables, missing)
     return [f"{each} is left as it is: {where[each]}" for each in missing]
 
 
@@ -315,12 +291,6 @@ def parameters(route: int, rows: Sequence[RowId]) -> dict[str, Any]:
     return {"route": route, "all": not rows, **as_parameters(rows)}
 
 
-def ring(connection: psycopg.Connection, schema: str, word: str = "") -> None:
+def ring(tables: Tables, word: str = "") -> None:
     """Notify the running relays that something has changed that they must obey."""
-    connection.execute(RING, {"channel": nodes_channel(schema), "word": word})
-
-
-def composed(schema: str, statement: SQL) -> Composed:
-    """Return the statement for a schema."""
-    names = {"schema": Identifier(schema), "is_behind": IS_BEHIND}
-    return statement.format(**names, chosen=CHOSEN.format(**names), probes=PROBES_ON_THEIR_WAY.format(**names))
+    tables.execute(RING, {"channel": nodes_channel(tables.schema), "word": word})

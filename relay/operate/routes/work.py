@@ -19,6 +19,7 @@ from relay.jobs.job import Job, Kind, Order, Source, make_job
 from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Waits
 from relay.operate.messages.whereabouts import RowId
 from relay.operate.routes.quarantine import (
+    CHOSEN,
     LOCK_ROUTE,
     PROBE_POLL,
     PROBE_WAIT,
@@ -26,11 +27,10 @@ from relay.operate.routes.quarantine import (
     RING,
     TRY_NOW,
     RouteStatus,
-    composed,
     parameters,
 )
 from relay.operate.session import SessionWork
-from relay.servers.postgres.database import one
+from relay.servers.postgres.tables import Tables
 
 BATCH = 500  # rows of a transaction
 GRAIN = 0.2  # seconds' worth of rows that a transaction waits for, at a rate
@@ -59,17 +59,11 @@ DISCARD = SQL("""
 
 
 def order_discard(
-    connection: psycopg.Connection,
-    schema: str,
-    route: RouteStatus,
-    rows: Sequence[RowId],
-    *,
-    by: str,
-    why: str,
-    by_console: bool = False,
+    tables: Tables, route: RouteStatus, rows: Sequence[RowId], *, by: str, why: str, by_console: bool = False
 ) -> Job:
     """Write down a job over the rows that the route has now, or over those named; `DiscardWork` does it."""
-    selected, until = one(connection.execute(composed(schema, COUNT), parameters(route.id, rows)).fetchone())
+    probes = tables.sql(PROBES_ON_THEIR_WAY)
+    selected, until = tables.one(COUNT, parameters(route.id, rows), chosen=CHOSEN, probes=probes)
     named = {
         "ids": [each for each in rows if isinstance(each, int)],
         "message_ids": [str(each) for each in rows if isinstance(each, UUID)],
@@ -83,7 +77,7 @@ def order_discard(
         selected=selected,
         by_console=by_console,
     )
-    return make_job(connection, schema, order)
+    return make_job(tables, order)
 
 
 class DiscardWork(SessionWork):
@@ -131,4 +125,4 @@ class DiscardWork(SessionWork):
         return asyncio.get_running_loop().time() - self._begun < PROBE_WAIT
 
     async def _execute(self, statement: SQL, values: dict[str, Any]) -> psycopg.AsyncCursor[Any]:
-        return await self._connection.execute(composed(self._schema, statement), values)
+        return await self._connection.execute(self._sql(statement, chosen=CHOSEN), values)

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-import psycopg
 from psycopg.sql import SQL, Identifier
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import BusyError
 from relay.operate.schema.migrate import current_revision, dropped_tables
-from relay.operate.session import in_words, limit_statements
-from relay.servers.postgres.database import connect
+from relay.operate.session import limit_statements, open_tables
+from relay.servers.postgres.tables import Tables
 
 STATES = ("pending", "parked", "quarantined", "discarded", "archived", "sent")
 COUNT_STATES = SQL("SELECT state, count(*) FROM {schema}.message GROUP BY state")
@@ -55,24 +54,19 @@ def preview(database: DatabaseSettings, revision: str) -> Cost:
         DatabaseUnavailableError, AccessError: the rows cannot be counted.
         SchemaError, UsageError: as `downgrade`.
     """
-    schema, found = database.schema_name, current_revision(database)
+    found = current_revision(database)
     dropped = dropped_tables(found, revision)
-    with (
-        connect(database) as connection,
-        in_words(connection, f"no outbox tables in schema {schema}", database.command_timeout),
-    ):
-        limit_statements(connection, 0)  # it counts for as long as it takes
-        with connection.transaction():
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            rows = [row for table in dropped for row in _count(connection, schema, table)]
-            running = READ_RUNNING.format(schema=Identifier(schema))
-            relays = [name for (name,) in connection.execute(running)] if found else []
+    with open_tables(database) as tables:
+        limit_statements(tables.connection, 0)  # it counts for as long as it takes
+        with tables.transaction():
+            tables.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            rows = [row for table in dropped for row in _count(tables, table)]
+            relays = [name for (name,) in tables.execute(READ_RUNNING)] if found else []
     return Cost(rows, relays)
 
 
-def _count(connection: psycopg.Connection, schema: str, table: str) -> list[tuple[str, str, int]]:
-    names = {"schema": Identifier(schema), "table": Identifier(table)}
+def _count(tables: Tables, table: str) -> list[tuple[str, str, int]]:
     if table != "message":
-        return [(table, "", count) for (count,) in connection.execute(COUNT.format(**names))]
-    counts: dict[str, int] = dict(connection.execute(COUNT_STATES.format(**names)).fetchall())
+        return [(table, "", count) for (count,) in tables.execute(COUNT, table=Identifier(table))]
+    counts: dict[str, int] = dict(tables.execute(COUNT_STATES).fetchall())
     return [(table, state, counts.get(state, 0)) for state in STATES]

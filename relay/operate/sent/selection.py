@@ -9,6 +9,7 @@ import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from relay.servers.postgres.database import one
+from relay.servers.postgres.tables import Tables
 
 FOREVER = datetime(1, 1, 1, tzinfo=UTC)
 
@@ -84,10 +85,10 @@ COUNT_BY_DAY = SQL("""
 """)
 
 
-def count_by_day(connection: psycopg.Connection, schema: str, selection: SentSelection) -> list[Day]:
+def count_by_day(tables: Tables, selection: SentSelection) -> list[Day]:
     """Count the rows that a replay made now would select."""
-    statement = count_statement(schema, selection, now(connection))
-    return [Day(day, rows) for day, rows in connection.execute(statement)]
+    statement = count_statement(tables.schema, selection, now(tables.connection))
+    return [Day(day, rows) for day, rows in tables.execute(statement)]
 
 
 def count_statement(schema: str, selection: SentSelection, moment: datetime) -> Composed:
@@ -104,11 +105,9 @@ COUNT_WAITING = SQL("""
 """)
 
 
-def count_waiting(connection: psycopg.Connection, schema: str, selection: SentSelection) -> WaitingRows:
+def count_waiting(tables: Tables, selection: SentSelection) -> WaitingRows:
     """Count the rows that match and were not sent yet."""
-    statement = COUNT_WAITING.format(schema=Identifier(schema), conditions=selection.conditions())
-    row = connection.execute(statement).fetchone()
-    return WaitingRows(*row) if row else WaitingRows(0, 0)
+    return WaitingRows(*tables.one(COUNT_WAITING, conditions=selection.conditions()))
 
 
 FIRST_DAY = SQL("""
@@ -118,11 +117,11 @@ FIRST_DAY = SQL("""
 """)
 
 
-def first_day(connection: psycopg.Connection, schema: str) -> datetime | None:
+def first_day(tables: Tables) -> datetime | None:
     """Return from when on sent rows are kept: what was sent before was dropped by retention, or never was here."""
-    parent = Literal(f"{schema}.message_sent")
-    row = connection.execute(FIRST_DAY.format(parent=parent)).fetchone()
-    return row[0].astimezone(UTC) if row and row[0] else None
+    parent = Literal(f"{tables.schema}.message_sent")
+    (first,) = tables.one(FIRST_DAY, parent=parent)
+    return first.astimezone(UTC) if first else None
 
 
 def now(connection: psycopg.Connection) -> datetime:

@@ -25,7 +25,7 @@ from relay.jobs.work import Answer, Save
 from relay.logger import get_logger
 from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.target import Trace
-from relay.servers.postgres.database import connect_async, require_session
+from relay.servers.postgres.database import connect_async, one, require_session
 
 log = get_logger(__name__)
 
@@ -173,8 +173,8 @@ class ReplaySession:
         """Return the last id given to a new row, and whether a row is pending that could go out."""
         async with self._deadline("looking at the live rows"):
             cursor = await self._connection.execute(self._sql(LOOK))
-            row = await cursor.fetchone()
-        return (row[0], row[1]) if row else (0, False)
+            last_id, is_pending = one(await cursor.fetchone())
+        return last_id, is_pending
 
     async def _wait_marked(self) -> None:
         statement = self._sql(MARKING, sent=Literal(f"{self._schema}.message_sent"))

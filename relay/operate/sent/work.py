@@ -34,6 +34,7 @@ from relay.runtime.backoff import backoff, wait_for_event
 from relay.runtime.health import Health
 from relay.runtime.hindrance import Hindrance
 from relay.servers.postgres.statement_fault import refused_or_lost
+from relay.servers.postgres.tables import Tables
 
 log = get_logger(__name__)
 
@@ -49,8 +50,7 @@ BESIDE_LIVE = 1000.0  # messages a second next to live traffic
 
 
 def order_replay(
-    connection: psycopg.Connection,
-    schema: str,
+    tables: Tables,
     selection: SentSelection,
     *,
     by: str | None = None,
@@ -71,7 +71,7 @@ def order_replay(
         caution=caution,
         by_console=by_console,
     )
-    return make_job(connection, schema, order)
+    return make_job(tables, order)
 
 
 class LivePace(Pace):

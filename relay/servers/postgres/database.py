@@ -31,8 +31,17 @@ CANCEL_TIMEOUT = 1.0  # seconds in which a server that lives cancels a statement
 TAKES = "postgresql://user:password@host:5432/database"
 SERVER_SAYS = re.compile(r"\w:  \S")
 
-# A server's default for all applications may be stricter: then statements of ours end each other with 40001.
-READ_COMMITTED = "SET default_transaction_isolation = 'read committed'"
+# A role or a database may have other defaults, for its applications. Under a stricter isolation, statements of ours end
+# each other with 40001. The driver reads dates and intervals in one form only, and our SQL is written for the others.
+SESSION_SETTINGS = {
+    "default_transaction_isolation": "read committed",
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "array_nulls": "on",
+    "standard_conforming_strings": "on",
+}
+SET_SESSION = "; ".join(f"SET {name} = '{value}'" for name, value in SESSION_SETTINGS.items())
 
 LENT_OUT = (
     "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions."
@@ -174,7 +183,7 @@ def login_of(connection: psycopg.Connection) -> str:
 
 
 def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: Any) -> psycopg.Connection:
-    """Open a connection in autocommit mode, for transactions that are READ COMMITTED.
+    """Open a connection in autocommit mode, with `SESSION_SETTINGS`.
 
     Args:
         is_lent: a pooler may lend the session to an application after us; nothing is set in it.
@@ -184,7 +193,7 @@ def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: A
     try:
         connection = psycopg.connect(conninfo(database, **overrides), autocommit=True)
         if not is_lent:
-            connection.execute(READ_COMMITTED)
+            connection.execute(SET_SESSION)
         return connection
     except psycopg.OperationalError as error:
         raise unavailable(error) from error
@@ -193,7 +202,7 @@ def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: A
 async def connect_async(
     database: DatabaseSettings, *, last: Host | None = None, is_lent: bool = False, **overrides: Any
 ) -> "DatabaseConnection":
-    """Open an asyncio connection in autocommit mode, for transactions that are READ COMMITTED.
+    """Open an asyncio connection in autocommit mode, with `SESSION_SETTINGS`.
 
     Args:
         last: one of the URL's hosts, to be tried after all others.
@@ -206,7 +215,7 @@ async def connect_async(
         try:
             if not is_lent:
                 async with asyncio.timeout(database.command_timeout):
-                    await connection.execute(READ_COMMITTED)
+                    await connection.execute(SET_SESSION)
         except BaseException:
             await connection.close()
             raise
@@ -384,8 +393,8 @@ def kind_of_loss(error: BaseException) -> str:
 
 async def _backend(connection: psycopg.AsyncConnection) -> int:
     # Not prepared: a pooler may run the next statement on another server process, which does not have it.
-    row = await (await connection.execute(BACKEND, prepare=False)).fetchone()
-    return int(row[0]) if row else 0
+    (pid,) = one(await (await connection.execute(BACKEND, prepare=False)).fetchone())
+    return int(pid)
 
 
 def _with_places(given: dict[str, Any]) -> dict[str, Any]:

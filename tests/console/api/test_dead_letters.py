@@ -123,8 +123,8 @@ async def test_a_job_that_is_resumed_while_its_run_ends_goes_on(
     async def run_and_resume(this: Run) -> Job:
         ended = await run(this)
         if ended.state is JobState.PAUSED:
-            with session(database) as connection:
-                resume_job(connection, "outbox", ended.id, by="ada")
+            with session(database) as tables:
+                resume_job(tables, ended.id, by="ada")
         return ended
 
     monkeypatch.setattr(Run, "run", run_and_resume)
@@ -174,8 +174,8 @@ async def test_a_console_that_is_killed_over_letters_is_followed_by_one_that_goe
 ) -> None:
     """Killed behind the audit and before the acknowledgement, the worst moment: the counts are exact all the same."""
     sent = await letters.put_all(5)
-    with session(database) as connection:
-        job = order_letters(connection, "outbox", RETRY, LetterSelection(), by_console=True)
+    with session(database) as tables:
+        job = order_letters(tables, RETRY, LetterSelection(), by_console=True)
     relay = Commands(tmp_path, RELAY_DATABASE_URL=database.url.get_secret_value())
     async with proxied(letters.broker) as (proxy, far):
         proxy.on_frame(Way.UP, Basic.Ack, 1, Act.HOLD)

@@ -9,6 +9,7 @@ from relay.config.settings import DatabaseSettings
 from relay.operate.failures import list_parked_groups
 from relay.operate.retention import drop_old_days
 from relay.retention.kind import SENT
+from relay.servers.postgres.tables import Tables
 from tests.engine.retention.conftest import KEEP, OLD, round_of
 from tests.operate.rows import Rows
 from tests.support.roles import granted_roles, role
@@ -70,7 +71,7 @@ async def test_a_row_that_is_parked_while_its_cause_is_forgotten_keeps_its_group
     await round_of(database)
     await stranger.commit()
 
-    assert [group.count for group in list_parked_groups(rows.connection, "outbox")] == [1]
+    assert [group.count for group in list_parked_groups(Tables(rows.connection, "outbox"))] == [1]
 
 
 def test_retention_by_hand_forgets_them_with_its_role_alone(rows: Rows, database: DatabaseSettings) -> None:

@@ -10,6 +10,7 @@ from relay.config.settings import DatabaseSettings
 from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.work import order_replay
 from relay.retention.kind import SENT_AND_ARCHIVED
+from relay.servers.postgres.tables import Tables
 from tests.engine.retention.conftest import OLD, round_of
 from tests.support.days import Days
 from tests.support.eventually import eventually
@@ -26,7 +27,7 @@ async def test_an_unfinished_replay_keeps_the_days_that_it_reads(
     days.add(OLD, 3)
     begin = since and datetime.now(UTC) - timedelta(days=since)
     with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
-        job = order_replay(connection, "outbox", SentSelection(since=begin or None))
+        job = order_replay(Tables(connection, "outbox"), SentSelection(since=begin or None))
 
     (kept,) = await round_of(database)
     days.run("UPDATE outbox.job SET state = 'cancelled'")
@@ -44,7 +45,7 @@ async def test_an_unfinished_replay_keeps_the_days_that_it_reads(
 async def test_a_replay_keeps_no_other_days(days: Days, database: DatabaseSettings, selection: SentSelection) -> None:
     days.add(OLD, 3)
     with psycopg.connect(database.url.get_secret_value(), autocommit=True) as connection:
-        order_replay(connection, "outbox", selection)
+        order_replay(Tables(connection, "outbox"), selection)
 
     await round_of(database)
 
@@ -54,7 +55,7 @@ async def test_a_replay_keeps_no_other_days(days: Days, database: DatabaseSettin
 async def test_a_replay_that_is_being_made_keeps_its_days(days: Days, database: DatabaseSettings) -> None:
     days.add(OLD, 3)
     with psycopg.connect(database.url.get_secret_value()) as maker:
-        order_replay(maker, "outbox", SentSelection())  # not committed
+        order_replay(Tables(maker, "outbox"), SentSelection())  # not committed
 
         dropping = asyncio.create_task(round_of(database))
         await eventually(lambda: days.value(ADVISORY_WAITS) == 1, "retention waits for it")
@@ -89,7 +90,7 @@ async def test_a_replay_keeps_an_archived_day(days: Days, database: DatabaseSett
         "INSERT INTO outbox.archived_day (day, rows, checksum, path) "
         f"VALUES ((now() AT TIME ZONE 'UTC')::date - {OLD}, 3, 0, 'archive')"
     )
-    order_replay(days.connection, "outbox", SentSelection())
+    order_replay(Tables(days.connection, "outbox"), SentSelection())
 
     (postponed,) = await round_of(database, kind=SENT_AND_ARCHIVED)
 
