@@ -141,7 +141,7 @@ def report_job(job: Job, output: Output, *, seconds: float) -> ExitCode:
             return report_replay(job, output, seconds=seconds)
         case Source.DEAD_LETTER:
             return report_letters(done_by_console(job), entry_of(job), output)
-        case Source.PARKED | Source.ARCHIVED | Source.QUARANTINED:
+        case Source.PARKED | Source.ARCHIVED | Source.DISCARDED | Source.QUARANTINED:
             return report_rows(job, output)
 
 

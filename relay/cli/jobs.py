@@ -102,7 +102,7 @@ def resume(
             return run_replay(settings, found, rate, output)
         case Source.DEAD_LETTER:
             return run_letters_job(settings, found, output)
-        case Source.PARKED | Source.ARCHIVED | Source.QUARANTINED:
+        case Source.PARKED | Source.ARCHIVED | Source.DISCARDED | Source.QUARANTINED:
             with shown_rows(settings.log, found.words) as shown:
                 found = run(settings, found, show=shown)
             return report_rows(found, output)

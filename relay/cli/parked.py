@@ -4,7 +4,7 @@ import base64
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import App, Parameter, validators
 
@@ -27,7 +27,7 @@ from relay.observe.printable import utc
 from relay.operate.messages.text import changes, indented, shown
 from relay.operate.messages.whereabouts import row_ids
 from relay.operate.parked import asked as parked
-from relay.operate.parked.asked import RetryParked
+from relay.operate.parked.asked import ChangeParked, RestoreParked, RetryParked
 from relay.operate.parked.edit import Edit, parse_headers
 from relay.operate.parked.read import Parked, ParkedMessage
 from relay.operate.parked.work import ParkedDone
@@ -38,7 +38,7 @@ LIST_COLUMNS = (
 
 LISTED = 100  # rows, unless --limit says otherwise
 
-app = App(name="parked", help="See, retry, edit, archive or discard what could not be delivered.")
+app = App(name="parked", help="See, retry, edit, archive, discard or restore what could not be delivered.")
 
 
 @Parameter(name="*")
@@ -61,6 +61,18 @@ class BulkParkedFilters(ParkedFilters):
     all: Annotated[bool, Parameter(help="Every parked row; needed when there is no filter.")] = False
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAsideFilters:
+    """Which rows of those that were set aside."""
+
+    discarded: Annotated[bool, Parameter(help="The discarded rows.")] = False
+    job: Annotated[
+        int | None,
+        Parameter(help="What this job has archived or discarded.", validator=validators.Number(gte=1)),
+    ] = None
+
+
 Ids = Annotated[str, Parameter(name="ID", help="Ids or message ids; all that the filters select unless given.")]
 
 
@@ -71,11 +83,16 @@ def list_(
     filters: ParkedFilters = ParkedFilters(),
     held: Annotated[bool, Parameter(help="Also rows that only wait behind another one.")] = False,
     archived: Annotated[bool, Parameter(help="The archived rows, in place of the parked ones.")] = False,
+    chosen: SetAsideFilters = SetAsideFilters(),
     output: Output = "text",
 ) -> ExitCode:
     """List parked rows, at most 100 unless --limit says otherwise."""
     asked = parked.ListParked.model_construct(
-        ids=ids, held=held, archived=archived, **{**asdict(filters), "limit": filters.limit or LISTED}
+        ids=ids,
+        held=held,
+        archived=archived,
+        **asdict(chosen),
+        **{**asdict(filters), "limit": filters.limit or LISTED},
     )
     found = options.operations().do(parked.list_, asked)
     rows, total = found.rows, found.total
@@ -134,7 +151,7 @@ def discard_(
     rate: Rate = None,
     output: Output = "text",
 ) -> ExitCode:
-    """Discard rows: they are kept and never sent; rows held behind them go out."""
+    """Discard rows: they are kept, and not sent unless a restore parks them again; rows held behind them go out."""
     asked = _asked(ids, filters, consent, Caution(rate=rate))
     consent.check()
     operations = options.operations()
@@ -264,13 +281,15 @@ def restore(
     *ids: Ids,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     filters: BulkParkedFilters = BulkParkedFilters(),
+    chosen: SetAsideFilters = SetAsideFilters(),
     audit: Audit = Audit(),
     rate: Rate = None,
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> ExitCode:
-    """Park archived rows again, each with its reason."""
-    asked = _asked(ids, filters, audit, Caution(rate=rate))
+    """Park archived or discarded rows again, each with its reason."""
+    asked = RestoreParked.model_construct(ids=ids, why=audit.reason, rate=rate, **asdict(filters), **asdict(chosen))
+    _check_choice(asked)
     return _set_aside(options, Kind.RESTORE, asked, audit, dry_run=dry_run, output=output)
 
 
@@ -281,15 +300,19 @@ def _asked(ids: tuple[str, ...], filters: BulkParkedFilters, audit: Audit, cauti
         UsageError: no row was chosen, and --all was not given; or both were.
     """
     asked = RetryParked.model_construct(ids=ids, why=audit.reason, **asdict(filters), **asdict(caution))
-    choices = "ids, a filter such as --group or --event-type, or --all for every parked row"
-    check_choice(is_filtered=not asked.selection(None).is_everything, is_all=asked.all, choices=choices)
+    _check_choice(asked)
     return asked
+
+
+def _check_choice(asked: ChangeParked) -> None:
+    choices = "ids, a filter such as --group or --event-type, or --all for every row"
+    check_choice(is_filtered=not asked.selection(None).is_everything, is_all=asked.all, choices=choices)
 
 
 def _set_aside(
     options: RemoteDatabaseOptions,
     kind: parked.RowsKind,
-    asked: RetryParked,
+    asked: ChangeParked,
     audit: Audit,
     *,
     dry_run: bool,
@@ -301,7 +324,7 @@ def _set_aside(
     return _change(options, kind, asked, audit, output=output)
 
 
-def _foresee(operations: Operations, kind: parked.RowsKind, asked: RetryParked, output: Output) -> ExitCode:
+def _foresee(operations: Operations, kind: parked.RowsKind, asked: ChangeParked, output: Output) -> ExitCode:
     done = operations.do(parked.preview, _foreseen_of(kind, asked))
     if output == "json":
         print_json(done)
@@ -311,7 +334,7 @@ def _foresee(operations: Operations, kind: parked.RowsKind, asked: RetryParked, 
 
 
 def _change(
-    options: RemoteDatabaseOptions, kind: parked.RowsKind, asked: RetryParked, audit: Audit, *, output: Output
+    options: RemoteDatabaseOptions, kind: parked.RowsKind, asked: ChangeParked, audit: Audit, *, output: Output
 ) -> ExitCode:
     with shown_rows(options.log_settings(), f"{kind} rows") as show:
         ordered, job = options.operations().finish(parked.CHANGES[kind], asked, by=audit.operator, show=show)
@@ -325,18 +348,13 @@ def _change(
     return max(_complain(done), how_it_ended(job))
 
 
-def _foreseen_of(kind: parked.RowsKind, asked: RetryParked) -> parked.PreviewParked:
-    return parked.PreviewParked.model_construct(kind=kind, limit=asked.limit, **_filter(asked))
-
-
-def _filter(asked: RetryParked) -> dict[str, Any]:
-    """Return which rows are meant, for a request that lists or counts them."""
-    return {name: getattr(asked, name) for name in parked.ParkedFilter.model_fields}
+def _foreseen_of(kind: parked.RowsKind, asked: ChangeParked) -> parked.PreviewParked:
+    return parked.PreviewParked.model_construct(kind=kind, limit=asked.limit, **asked.filter)
 
 
 def _loss(operations: Operations, asked: RetryParked) -> Loss:
     foreseen = operations.do(parked.preview, _foreseen_of(Kind.DISCARD, asked))
-    rows = operations.do(parked.list_, parked.ListParked.model_construct(**_filter(asked), limit=EXCERPT)).rows
+    rows = operations.do(parked.list_, parked.ListParked.model_construct(**asked.filter, limit=EXCERPT)).rows
     return Loss(
         _foreseen(Kind.DISCARD, foreseen),
         rows[0].created_at if rows else None,

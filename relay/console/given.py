@@ -1,14 +1,18 @@
 """What routes take: who asks, and what the console has."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import Depends, Form
+from starlette.requests import Request
 
 from relay.config.settings import Settings
 from relay.console.access.identity import Identity, require
 from relay.console.database import INBOX_URL, Database, inbox_of
+from relay.console.forms import FORM, PAGE, TOKEN, check_token
+from relay.console.repeats import Repeatable
 from relay.console.site import Site, site_of
 from relay.errors import BusyError
 from relay.operate.asked import Words
@@ -56,6 +60,19 @@ async def _alone(site: Here) -> AsyncIterator[None]:
 # topology. One at a time for all users, as each takes many seconds and the database's connections. It stands behind the
 # role: who may not look does not wait.
 Alone = Annotated[None, Depends(_alone)]
+
+
+async def _once(request: Request) -> Repeatable | None:
+    sent = (await request.form()).multi_items()
+    token = next((str(value) for name, value in sent if name == TOKEN), None)
+    if token is None:
+        return None
+    said = sorted((name, str(value)) for name, value in sent if name not in (PAGE, FORM, TOKEN))
+    return Repeatable(check_token(token), hashlib.sha256(repr((request.url.path, said)).encode()).digest())
+
+
+# A form by which it is known when it comes twice; None: it names no token.
+Once = Annotated[Repeatable | None, Depends(_once)]
 
 
 def compare_with_inbox(settings: Settings, asked: ReconcileRequest) -> ReconcileReport:

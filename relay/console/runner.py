@@ -30,7 +30,7 @@ log = get_logger(__name__)
 
 LOOK_INTERVAL = 5.0  # seconds between two looks for jobs that another console has left
 KINDS = {  # of jobs, that run at the same time
-    "jobs": (Source.PARKED, Source.ARCHIVED, Source.QUARANTINED),
+    "jobs": (Source.PARKED, Source.ARCHIVED, Source.DISCARDED, Source.QUARANTINED),
     "letters": (Source.DEAD_LETTER,),
     "replays": (Source.SENT,),
 }

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.requests import Request
+from starlette.responses import RedirectResponse
 
 from relay.config.settings import Settings
 from relay.console.access.access import Access
-from relay.console.access.identity import Identity
+from relay.console.access.identity import Identity, RefusedError
 from relay.console.background import Background
 from relay.console.checkup import Checkup
 from relay.console.consumers import Consumers
@@ -20,6 +23,7 @@ from relay.console.failure_groups import FailureGroups
 from relay.console.live import Live
 from relay.console.looks import Looks
 from relay.console.place import Location, place_of
+from relay.console.repeats import Repeatable
 from relay.console.runner import Runner
 from relay.console.sampler import Sampler
 from relay.console.verdict import TheVerdict, verdict
@@ -28,6 +32,7 @@ from relay.jobs.job import Job, Source
 from relay.operate.asked import MAX_ID
 from relay.operate.failures import Group, ListFailures
 from relay.operate.failures import list_ as list_failures
+from relay.operate.jobs import job_of
 from relay.operate.letters.work import QUEUE
 from relay.operate.operation import Asked, Effect, Given, Operation, Role, Servers
 from relay.operate.routes.map import RouteMap, read_route_map
@@ -129,6 +134,55 @@ class Site:
         queue = str(job.filter.get(QUEUE))
         if job.source is Source.DEAD_LETTER and queue in self.looks.latest:
             self.looks.begin(queue)
+
+    def change(self, operation: Operation[Asked, Given], asked: Asked, who: Identity, once: Repeatable | None) -> None:
+        """Do an operation that changes the database alone, once, however often its form comes.
+
+        Raises:
+            RefusedError: the user's role does not allow it; or the form has done something else before.
+            OutboxError: as the operation; nothing was done.
+        """
+        self._do_once(operation, asked, who, once, note=lambda _: "")
+
+    def order(
+        self, operation: Operation[Asked, Given], asked: Asked, who: Identity, once: Repeatable | None
+    ) -> RedirectResponse:
+        """Do an operation that orders a job, and return the way to the job's page; raises as `change`.
+
+        A form that comes twice is answered by the page of the job that it made the first time.
+        """
+        job = self._do_once(operation, asked, who, once, note=lambda given: str(job_of(given).id))
+        return RedirectResponse(f"/jobs/{job}", HTTPStatus.SEE_OTHER)
+
+    def _do_once(
+        self,
+        operation: Operation[Asked, Given],
+        asked: Asked,
+        who: Identity,
+        once: Repeatable | None,
+        *,
+        note: Callable[[Given], str],
+    ) -> str:
+        """Return the note of what was given, now or to an earlier form that was the same."""
+        who.require(operation.role)
+        servers = self.servers(who)
+        with self.database.session() as tables, tables.transaction():
+            kept = once.claim(tables, who.name) if once else None
+            if kept is None:
+                noted = note(operation.does(replace(servers, connect=lambda _: nullcontext(tables)), asked))
+                if once:
+                    once.keep(tables, who.name, status=HTTPStatus.SEE_OTHER, body=noted.encode())
+            else:
+                noted = kept.body.decode()
+        if kept and not kept.is_same:
+            done = f"has made job {noted}" if noted else "was sent"
+            words = f"this form {done} before it was changed: send it again, if that is still wanted"
+            raise RefusedError(HTTPStatus.CONFLICT, words)
+        if operation.effect in (Effect.ORDERED, Effect.RESUMED):
+            self.runner.wake()
+        if operation.name.startswith(JOBS):
+            self.sampler.wake()
+        return noted
 
     def _all_failures(self) -> Sequence[Group]:
         everything = ListFailures(held=True, limit=MAX_ID)

@@ -12,10 +12,12 @@ from relay.config.settings import Authentication
 from relay.console.access.cookie import browser_of, new_browser, set_cookie
 from relay.console.access.identity import door_of
 from relay.console.formats import commands, duration, job_mood, moment, number, short
+from relay.console.forms import Forms, Returned, address_of
 from relay.console.place import Location
 from relay.jobs.words import how_far, outcome_of, share_of, speed_words, state_of
 from relay.operate.status import lane_ranges
 
+ERROR = "error.html"
 FOLDER = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
 
@@ -80,27 +82,39 @@ def fragment(name: str, **values: Any) -> str:
     return _environment.get_template(name).render(**values)
 
 
-def page(request: Request, name: str, *, code: int = 200, **values: Any) -> HTMLResponse:
+def page(
+    request: Request, template: str, /, *, code: int = 200, returned: Returned | None = None, **values: Any
+) -> HTMLResponse:
     """Return the page that a template makes of these values.
 
     The template also has the user and the menu. A browser without our cookie gets one, which its forms need.
+
+    Args:
+        returned: a form that comes back with what was typed.
     """
     console = door_of(request).console
     frame: Frame = request.app.state.site
     identity = getattr(request.state, "identity", None)
-    text = _environment.get_template(name).render(
-        identity=identity,
-        has_logout=console.authentication in WITH_LOGIN,
-        base=console.base,
-        menu=MENU,
-        mood=frame.mood() if identity else "",
-        paused_jobs=frame.paused_jobs,
-        path=request.url.path,
-        place=frame.place(),
-        read_only=console.read_only,
-        version=__version__,
-        **values,
-    )
+    returned = returned or getattr(request.state, "returned", None)
+    common = {
+        "identity": identity,
+        "has_logout": console.authentication in WITH_LOGIN,
+        "base": console.base,
+        "menu": MENU,
+        "mood": frame.mood() if identity else "",
+        "paused_jobs": frame.paused_jobs,
+        "path": request.url.path,
+        "place": frame.place(),
+        "read_only": console.read_only,
+        "version": __version__,
+        "forms": Forms(address_of(request), returned),
+    }
+    text = _environment.get_template(template).render(**common, **values)
+    if returned is not None and template != ERROR and (unplaced := returned.unplaced):
+        returned.words = "; ".join(filter(None, (returned.words, unplaced)))
+        text = _environment.get_template(template).render(**common, **values)
+    if returned is not None and template != ERROR and not returned.is_shown:  # the page has this form no more
+        text = _environment.get_template(ERROR).render(**common, title=returned.title, words=returned.words)
     response = HTMLResponse(text, code)
     if browser_of(request) is None:
         set_cookie(request, response, new_browser())

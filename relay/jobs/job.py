@@ -30,7 +30,7 @@ class Kind(StrEnum):
     RETRY = "retry"
     DISCARD = "discard"
     ARCHIVE = "archive"  # set aside, restorable
-    RESTORE = "restore"  # what was archived is parked again
+    RESTORE = "restore"  # what was archived or discarded is parked again
 
 
 class Source(StrEnum):
@@ -39,6 +39,7 @@ class Source(StrEnum):
     SENT = "sent"
     PARKED = "parked"
     ARCHIVED = "archived"
+    DISCARDED = "discarded"
     DEAD_LETTER = "dead letter"
     QUARANTINED = "quarantined"
 

@@ -21,7 +21,7 @@ def work_of(settings: Settings, job: Job, *, rate: float | None = None) -> Work:
         rate: of a replay, in place of the job's.
     """
     match job.source:
-        case Source.PARKED | Source.ARCHIVED:
+        case Source.PARKED | Source.ARCHIVED | Source.DISCARDED:
             return ParkedWork(settings.database, job)
         case Source.QUARANTINED:
             return DiscardWork(settings.database, job)

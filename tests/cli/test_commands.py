@@ -188,9 +188,9 @@ def test_who_discards_is_kept_with_the_row(relay: Command, rows: Rows) -> None:
     assert relay(*discard, str(variable), RELAY_OPERATOR="team billing").code == 0
     assert relay(*discard, str(nobody)).code == 0
 
-    assert "discarded by ada: by hand" in relay("parked", "show", str(named)).out
-    assert "discarded by team billing: by hand\n" in relay("parked", "show", str(variable)).out
-    assert f"discarded by {operator()}: by hand\n" in relay("parked", "show", str(nobody)).out
+    assert "set_aside_by\tada\nset_aside_note\tby hand\n" in relay("parked", "show", str(named)).out
+    assert "set_aside_by\tteam billing\n" in relay("parked", "show", str(variable)).out
+    assert f"set_aside_by\t{operator()}\n" in relay("parked", "show", str(nobody)).out
     audited = rows.connection.execute("SELECT command, target, done_by, why FROM outbox.operator_audit ORDER BY id")
     assert audited.fetchall() == [
         ("parked discard", str(row), by, "by hand")
@@ -208,7 +208,7 @@ def test_parked_json(relay: Command, rows: Rows) -> None:
 
     assert (listed["total"], [row["id"] for row in listed["rows"]]) == (2, [head])
     assert (shown["payload"], shown["payload_size"]) == ('{"amount": 12}', 14)
-    assert foreseen == {"chosen": 1, "released": 1, "not_found": [], "job": None, "state": "done"}
+    assert foreseen == {"chosen": 1, "released": 1, "not_found": [], "job": None, "state": "done", "keys": 1}
     assert rows.states()[held] == ("parked", head)
 
 

@@ -47,6 +47,29 @@ def test_rows_are_archived_listed_and_restored(relay: Command, rows: Rows) -> No
     assert rows.states() == {row: ("parked", None)}
 
 
+def test_discarded_rows_are_listed_and_restored_by_id_and_by_job(relay: Command, rows: Rows) -> None:
+    row, other = rows.parked("a"), rows.parked("b")
+    relay("parked", "discard", "--all", "--why", "test data", "--yes")
+
+    plain = relay("parked", "restore", str(row), "--why", "now")
+    listed = json.loads(relay("parked", "list", "--discarded", "-o", "json").out)
+    by_id = relay("parked", "restore", "--discarded", str(row), "--why", "now")
+    foreseen = relay("parked", "restore", "--job", "1", "--dry-run")
+    by_job = relay("parked", "restore", "--job", "1", "--why", "now")
+    of_a_restore = relay("parked", "restore", "--job", "3", "--why", "now")
+    both = relay("parked", "list", "--archived", "--discarded")
+
+    remedy = f"it was discarded: `relay parked restore --discarded {row}` parks it again"
+    assert (plain.code, plain.err) == (1, f"relay: {row} is not archived: {remedy}\n")
+    assert [each["id"] for each in listed["rows"]] == [row, other]
+    assert (by_id.code, by_id.out) == (0, "restored 1 row\n")
+    assert foreseen.out == "would restore 1 row\n"
+    assert (by_job.code, by_job.out) == (0, "restored 1 row\n")
+    assert rows.states() == {row: ("parked", None), other: ("parked", None)}
+    assert of_a_restore.err == "relay: job 3 (restore) has neither archived nor discarded rows\n"
+    assert (both.code, both.err) == (2, "relay: archived or discarded, not both\n")
+
+
 def test_jobs_are_listed_shown_paused_and_cancelled(relay: Command, rows: Rows) -> None:
     rows.parked("a")
     relay("parked", "retry", "--all", "--by", "ada", "--why", "mended")

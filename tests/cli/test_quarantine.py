@@ -109,7 +109,7 @@ def test_a_discard_is_foreseen_and_done(relay: Command, rows: Rows) -> None:
     assert foreseen.err.startswith(f"{row}  ")
     assert (done.code, done.out) == (0, "discarded 1 row of route 1\n")
     assert rows.states() == {stays: ("quarantined", None), row: ("discarded", None)}
-    assert "discarded by ada: the queue is gone" in relay("parked", "show", str(row)).out
+    assert "set_aside_by\tada\nset_aside_note\tthe queue is gone\n" in relay("parked", "show", str(row)).out
 
 
 @pytest.mark.parametrize(

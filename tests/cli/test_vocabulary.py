@@ -14,8 +14,8 @@ FLAGS = {
     "--database-schema",
     # which rows
     "--aggregate-type", "--aggregate-id", "--event-type", "--reason", "--exception", "--consumer", "--since", "--until",
-    "--limit", "--all", "--held", "--archived", "--group", "--queue", "--kind", "--unique-business-key", "--grace",
-    "--command", "--job", "--rows",
+    "--limit", "--all", "--held", "--archived", "--discarded", "--group", "--queue", "--kind", "--unique-business-key",
+    "--grace", "--command", "--job", "--rows",
     # what to do, and by whom
     "--why", "--by", "--yes", "--dry-run", "--force", "--to-exchange", "--routing-key", "--rate", "--stages",
     "--payload", "--headers", "--discard",

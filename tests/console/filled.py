@@ -10,7 +10,8 @@ STATEMENTS = """
         stop_when_failing, rate, paused_because, by_console)
     VALUES ('retry', 'parked', 'ada', 'mended', '{"event_type": "Paid"}', 'paused', 110, 11, 1, '{1,10,100}', 0.05,
             100, '1 of 10 rows of the stage failed again', true),
-        ('replay', 'sent', 'ada', NULL, '{"aggregate_id": "7"}', 'done', 5, 5, 0, NULL, NULL, NULL, NULL, true);
+        ('replay', 'sent', 'ada', NULL, '{"aggregate_id": "7"}', 'done', 5, 5, 0, NULL, NULL, NULL, NULL, true),
+        ('discard', 'parked', 'ada', 'test data', '{}', 'done', 1, 1, 0, NULL, NULL, NULL, NULL, true);
     INSERT INTO outbox.job_failure (job_id, id, message_id, reason)
     SELECT job.id, row.id, row.message_id, 'refused again'
     FROM outbox.job, LATERAL (SELECT * FROM outbox.message WHERE state = job.source ORDER BY id LIMIT 1) AS row;
@@ -42,7 +43,7 @@ STATEMENTS = """
 
 
 def fill(url: str) -> list[str]:
-    """Fill an outbox; return the addresses of messages that wait, and of jobs."""
+    """Fill an outbox; return the addresses of messages that wait, of jobs, and of a restore."""
     sent(url, 60)
     rows = Rows(url)
     with rows.connection as connection:
@@ -50,6 +51,8 @@ def fill(url: str) -> list[str]:
         rows.parked("1", behind=head)
         long = rows.parked("2", aggregate_type=LONG, headers="{}")
         connection.execute("UPDATE outbox.message SET last_error = %s WHERE id = %s", [LONG, long])
+        discarded = rows.parked("4")
+        connection.execute("UPDATE outbox.message SET state = 'discarded' WHERE id = %s", [discarded])
         waiting = [rows.quarantined("nowhere"), rows.pending("3")]
         rows.node("relay-1", in_flight=3, published_total=1_234)
         rows.node("relay-2", lanes=[], state="degraded", reasons=["the broker blocks publishing"])
@@ -57,4 +60,5 @@ def fill(url: str) -> list[str]:
         connection.execute(STATEMENTS)
         connection.execute(AGE)
         jobs = connection.execute("SELECT id FROM outbox.job").fetchall()
-    return [f"/messages/{row}" for row in (head, long, *waiting)] + [f"/jobs/{job}" for (job,) in jobs]
+    shown = [f"/messages/{row}" for row in (head, long, *waiting, discarded)] + [f"/jobs/{job}" for (job,) in jobs]
+    return [*shown, f"/restore?id={discarded}&discarded=true"]

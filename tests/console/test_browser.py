@@ -33,7 +33,7 @@ async def pages(page: Page, address: str, filled: list[str]) -> list[str]:
     await page.goto(f"{address}/messages?state=sent")
     messages = await page.locator("tbody tr:first-child td:first-child a").evaluate_all(HREFS)
     assert len(groups) >= 4  # parked, in quarantine, and held
-    return [*PAGES, *filled, *groups, *messages]
+    return [*PAGES, *filled, *groups, *[f"{group}/discard" for group in groups], *messages]
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
@@ -64,6 +64,11 @@ async def test_axe_finds_nothing_to_mend_by_day_and_by_night(
         for path in (*await pages(page, address, filled), "/messages?since=yesterday", "/nowhere"):
             await page.goto(address + path)
             found += await violations(page)
+        await page.goto(f"{address}/routes")
+        await page.get_by_label("Routing key").fill("paid")
+        await page.get_by_label("Why the route waits").fill(" ")
+        await page.get_by_role("button", name="Pause the route").click()
+        found += await violations(page)
         await page.goto(address + filled[0])
         await page.get_by_role("button", name="Reveal").click()
         found += await violations(page)

@@ -62,10 +62,10 @@ async def test_a_group_is_archived_by_an_operator_and_discarded_by_an_owner(
         await log_in(client, Role.OPERATOR)
         path, page = await group_page(client)
         no_reason = await post(client, f"{path}/jobs", {"kind": "archive", "why": " "})
-        refused = await post(client, f"{path}/jobs", {"kind": "discard", "why": "test"})
+        refused = await post(client, f"{path}/discard", {"why": "test"})
         await log_in(client, Role.OWNER)
         nonsense = await post(client, f"{path}/jobs", {"kind": "replay", "why": "test"})
-        await post(client, f"{path}/jobs", {"kind": "discard", "why": "test"})
+        await post(client, f"{path}/discard", {"why": "test"})
 
         with Rows(database_url).connection as connection:
             await eventually(

@@ -73,7 +73,7 @@ IDS = {
     "quarantine": "SELECT id FROM outbox.quarantine WHERE id > 0 ORDER BY id",
 }
 PARKED = "SELECT id FROM outbox.message WHERE state IN ('parked', 'archived', 'discarded') ORDER BY id"
-MESSAGES = "SELECT id FROM outbox.message WHERE state NOT IN ('sent', 'archived') ORDER BY id"
+MESSAGES = "SELECT id FROM outbox.message WHERE state <> 'sent' ORDER BY id"
 LINK = re.compile(r'<a\b[^>]*\bhref="(/[^"]*)"')
 MOST = 60  # followed links of each kind of page
 

@@ -164,16 +164,19 @@ async def test_an_owner_throws_a_group_away_and_says_why(settings: Settings, tmp
     async with running(settings, **users(tmp_path)) as app, browser(app) as client:
         await log_in(client, Role.OPERATOR)
         look, _ = await looked(app, client)
-        path = f"/failures/{look.groups[0].id}/jobs"
-        form = {"queue": DEAD, "kind": "discard", "why": "test data"}
-        refused = await post(client, path, form)
+        path = f"/failures/{look.groups[0].id}"
+        form = {"queue": DEAD, "why": "test data"}
+        refused = await post(client, f"{path}/discard", form)
         await log_in(client, Role.OWNER)
-        without_reason = await post(client, path, {**form, "why": " "})
-        archived = await post(client, path, {**form, "kind": "archive"})
-        await job_of(client, await post(client, path, form))
+        asks = await client.get(f"{path}/discard?queue={DEAD}")
+        without_reason = await post(client, f"{path}/discard", {**form, "why": " "})
+        archived = await post(client, f"{path}/jobs", {**form, "kind": "archive"})
+        await job_of(client, await post(client, f"{path}/discard", form))
         await eventually(lambda: letters.has(0), "it is gone")
 
     assert [each.status_code for each in (refused, without_reason, archived)] == [403, 422, 422]
+    assert "Discard 1 letter?" in asks.text
+    assert "do not come back" in asks.text
     assert await letters.consumed() == []
 
 

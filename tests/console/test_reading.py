@@ -37,8 +37,9 @@ SINCE = f"{datetime.now(UTC) - timedelta(hours=2):%Y-%m-%dT%H:%M:%SZ}"
 # What is asked for; the rest of a route's parameters stays away.
 ASKED = {
     "queue": QUEUE, "message_id": "id-0", "since": SINCE, "held": "true", "full": "true", "again": "true", "limit": "5",
-    "route": "1", "event": "Paid", "state": "parked", "keep": "1 day",
+    "route": "1", "event": "Paid", "state": "parked", "keep": "1 day", "kind": "restore", "job": "3",
 }  # fmt: skip
+OF_ROWS = "/failures/{group}/discard"  # with a queue it is of letters, which must be looked at first
 RETURNS = "x-delivery-count", "x-acquired-count"
 TABLES = """
     SELECT relname FROM pg_class WHERE relnamespace = 'outbox'::regnamespace AND relkind = 'r' ORDER BY relname
@@ -59,7 +60,8 @@ def addresses(app: FastAPI, places: dict[str, str]) -> Iterator[tuple[str, str]]
     for route in routes(app):
         if "GET" in (route.methods or ()):
             path = route.path or ""
-            given = {name: value for name in names(route.dependant) if (value := ASKED.get(name))}
+            asked = ASKED | ({"queue": ""} if path == OF_ROWS else {})
+            given = {name: value for name in names(route.dependant) if (value := asked.get(name))}
             yield path, str(httpx.URL(re.sub(r"\{(\w+)\}", lambda found: places[found[1]], path), params=given))
 
 

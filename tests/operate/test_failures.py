@@ -185,7 +185,8 @@ def test_many_rows_are_grouped_without_reading_one_and_chosen_by_an_index(
         "until": "infinity",
         "batch": 500,
     }
-    chosen = explain(connection, composed("outbox", READ_HEADS, is_of_group=True), values)
+    by_group = ParkedSelection(group=groups[1].id)
+    chosen = explain(connection, composed("outbox", READ_HEADS, selection=by_group), values)
 
     assert [group.count for group in groups] == [MANY - MANY // 1000, MANY // 1000]
     assert tables_of(grouped) == {"parked_failure", "failure"}

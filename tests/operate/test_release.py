@@ -68,7 +68,8 @@ def test_discard_keeps_the_row_with_the_note_and_releases_what_is_behind(
     assert done == ParkedDone(chosen=1, released=1, not_found=[])
     assert rows.states() == {head: ("discarded", None), follower: PENDING}
     kept = show_parked(tables, head, length=100)
-    assert kept.last_error == "returned: no queue is bound; discarded by ada: sent by hand"
+    assert kept.last_error == "returned: no queue is bound"
+    assert (kept.set_aside_by, kept.set_aside_note, kept.set_aside_job) == ("ada", "sent by hand", done.job)
     assert kept.payload == '{"key": "1"}'
 
 

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from relay.config.settings import DatabaseSettings, Settings
-from relay.jobs.job import NO_CAUTION, Caution, Job, Kind
+from relay.jobs.job import NO_CAUTION, Caution, Job, Kind, Source
 from relay.jobs.runner import Show
 from relay.operate.bulk import run_of, work_of
 from relay.operate.parked import work as parked
@@ -36,10 +36,12 @@ def change_rows(
     why: str | None = None,
     caution: Caution = NO_CAUTION,
     show: Show = lambda _: None,
+    aside: Source | None = None,
 ) -> ParkedDone:
-    """Order a job over parked rows, and run it to its end."""
-    not_found = rows_not_found(Tables(connection, "outbox"), kind, selection)
-    job = order_rows(Tables(connection, "outbox"), kind, selection, by=by, why=why, caution=caution)
+    """Order a job over parked rows, or those set aside, and run it to its end."""
+    tables = Tables(connection, "outbox")
+    not_found = rows_not_found(tables, kind, selection, aside=aside)
+    job = order_rows(tables, kind, selection, by=by, why=why, caution=caution, aside=aside)
     job = run_rows(connection, job, show=show)
     return ParkedDone(job.done, job.released, not_found, job.id, job.state)
 

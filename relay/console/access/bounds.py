@@ -1,5 +1,7 @@
-"""What a request may send, and within what time: nothing is read of one that changes something before it is known who
-sends it.
+"""What a request may send, and within what time.
+
+Nothing is read of a request that changes something before it is known who sends it, but for a short form. Its user's
+session may be over, and the answer shows what was sent.
 """
 
 import asyncio
@@ -9,11 +11,13 @@ from http import HTTPStatus
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relay.console.access.headers import Answer
 from relay.console.access.identity import LoginNeededError, RefusedError, door_of
-from relay.console.access.writes import ALWAYS, READING
+from relay.console.access.writes import ALWAYS, READING, is_from_page
+from relay.console.forms import is_form
 from relay.errors import OutboxError
 
 MOST_BYTES, MOST_OF_STRANGERS = 1024 * 1024, 16 * 1024  # of a body; strangers send names and passwords alone
@@ -39,23 +43,40 @@ class BoundedApp:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
+        request = Request(scope, unread)
         most = MOST_OF_STRANGERS if scope["path"] in ALWAYS else MOST_BYTES
         try:
             check_announced(Headers(scope=scope), most)
             await self._identify(request)
         except OutboxError as error:
+            if isinstance(error, LoginNeededError) and (answer := await self._answer_form(request, error, receive)):
+                await answer(scope, receive, send)
+                return
             response = await self._answer(request, error)
             response.headers.update(CLOSE)
             await response(scope, receive, lingering(send, receive))
             return
         await self._app(scope, bounded(receive, most), lingering(send, receive))
 
+    async def _answer_form(self, request: Request, error: LoginNeededError, receive: Receive) -> Response | None:
+        """Return the answer to a form of a page that is no longer than a login; None for any other request."""
+        is_short = int(request.headers.get("Content-Length", "0")) <= MOST_OF_STRANGERS
+        if not is_short or not is_form(request) or not is_from_page(request):
+            return None
+        with suppress(HTTPException):  # it is longer than announced, or too slow
+            return await self._answer(Request(request.scope, bounded(receive, MOST_OF_STRANGERS)), error)
+        return None
+
     async def _identify(self, request: Request) -> None:
         if request.method in READING or request.url.path in ALWAYS:
             return
         if await door_of(request).identify(request) is None:
             raise LoginNeededError
+
+
+async def unread() -> Message:
+    """Receive nothing: the body of a request that is refused by its headers."""
+    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 def check_announced(headers: Headers, most: int) -> None:

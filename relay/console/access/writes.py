@@ -38,19 +38,23 @@ async def guard_writes(request: Request) -> None:
     """
     if request.method in READING:
         return
-    console = door_of(request).console
     is_login = request.url.path in ALWAYS
     # No browser sends a token of a program by itself, and no program logs in or out.
     if bearer_of(request) is None or is_login:
-        _check_page(request, console)
-    if console.read_only and not is_login:
+        _check_page(request)
+    if door_of(request).console.read_only and not is_login:
         raise RefusedError(HTTPStatus.FORBIDDEN, "the console is read-only (console.read_only)")
 
 
-def _check_page(request: Request, console: ConsoleSettings) -> None:
-    """See that a page of ours has sent it: browsers say from where, and keep the cookie from other sites (`cookie`)."""
+def is_from_page(request: Request) -> bool:
+    """Whether a page of ours has sent the request, as the browser says."""
     site = request.headers.get("Sec-Fetch-Site", SAME)  # older browsers send the origin alone
-    if request.headers.get("Origin") not in origins(console) or site != SAME:
+    return request.headers.get("Origin") in origins(door_of(request).console) and site == SAME
+
+
+def _check_page(request: Request) -> None:
+    """See that a page of ours has sent it: browsers say from where, and keep the cookie from other sites (`cookie`)."""
+    if not is_from_page(request):
         words = "the request does not come from a page of this console; console.origin names where its pages are"
         raise RefusedError(HTTPStatus.FORBIDDEN, words)
     if browser_of(request) is None:

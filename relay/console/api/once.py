@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
 
-import psycopg
 from fastapi import Depends, Header
-from psycopg.sql import SQL
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from relay.console.access.identity import RefusedError
 from relay.console.database import Database
+from relay.console.repeats import Repeatable
 from relay.console.site import site_of
 from relay.errors import BusyError, OutboxError, PartlyDoneError
 from relay.servers.postgres.tables import Tables
@@ -34,24 +33,12 @@ KEY = Annotated[
     ),
 ]
 
-FORGET = SQL("DELETE FROM {schema}.api_answer WHERE begun_at < now() - interval '1 day'")
-CLAIM = SQL("""
-    INSERT INTO {schema}.api_answer (done_by, key, request) VALUES (%(by)s, %(key)s, %(request)s)
-    ON CONFLICT (done_by, key) DO NOTHING
-""")
-READ = SQL("SELECT request, status, body FROM {schema}.api_answer WHERE done_by = %(by)s AND key = %(key)s")
-KEEP = SQL(
-    "UPDATE {schema}.api_answer SET status = %(status)s, body = %(body)s WHERE done_by = %(by)s AND key = %(key)s"
-)
-GIVE_UP = SQL("DELETE FROM {schema}.api_answer WHERE done_by = %(by)s AND key = %(key)s AND status IS NULL")
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request that changes something, as far as it is told from others."""
 
-    key: str
-    digest: bytes
+    known: Repeatable
     database: Database
 
     def in_transaction(
@@ -93,39 +80,34 @@ class Asked:
             raise  # the note stays: a repeat must not begin again unseen
         except OutboxError:
             with self.database.session() as tables:
-                self._run(tables, GIVE_UP, by)
+                self.known.give_up(tables, by)
             raise
         with self.database.session() as tables:
             self._keep(tables, by, body)
         return _answer(HTTPStatus.OK, body)
 
     def _claim(self, tables: Tables, by: str) -> Response | None:
-        self._run(tables, FORGET, by)
-        if self._run(tables, CLAIM, by).rowcount:
+        kept = self.known.claim(tables, by)
+        if kept is None:
             return None
-        request, status, body = self._run(tables, READ, by).fetchone() or (None, None, None)
-        if request != self.digest:
+        if not kept.is_same:
             raise RefusedError(
                 HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: choose a new one"
             )
-        if status is None:
+        if kept.status is None:
             raise BusyError(
                 "an earlier request with this Idempotency-Key has no answer: it is being worked on, or its console has"
                 " died over it. Look at what is done, then repeat the rest with a new key"
             )
-        return _answer(HTTPStatus(status), body or b"")
+        return _answer(HTTPStatus(kept.status), kept.body)
 
     def _keep(self, tables: Tables, by: str, body: bytes, status: HTTPStatus = HTTPStatus.OK) -> None:
-        self._run(tables, KEEP, by, status=int(status), body=body)
-
-    def _run(self, tables: Tables, statement: SQL, by: str, **more: Any) -> psycopg.Cursor[Any]:
-        values = {"by": by, "key": self.key, "request": self.digest, **more}
-        return tables.execute(statement, values)
+        self.known.keep(tables, by, status=int(status), body=body)
 
 
 async def _asked(request: Request, key: KEY) -> Asked:
     said = b"\0".join((request.method.encode(), str(request.url.path).encode(), await request.body()))
-    return Asked(key, hashlib.sha256(said).digest(), site_of(request).database)
+    return Asked(Repeatable(key, hashlib.sha256(said).digest()), site_of(request).database)
 
 
 Once = Annotated[Asked, Depends(_asked)]

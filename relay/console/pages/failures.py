@@ -13,13 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from relay.console.access.identity import Identity
 from relay.console.consumers import SeenConsumers
 from relay.console.failure_groups import Counted
-from relay.console.given import FormWords, Here, Operator, Sessions, Viewer
+from relay.console.forms import InputError
+from relay.console.given import FormWords, Here, Once, Operator, Owner, Sessions, Viewer
 from relay.console.looks import Look
-from relay.console.site import site_of
+from relay.console.repeats import Repeatable
+from relay.console.site import Site, site_of
 from relay.console.templates import page
-from relay.errors import NotFoundError, UsageError
+from relay.errors import DeadlineError, NotFoundError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Kind
 from relay.operate import held
 from relay.operate.asked import QUEUE_NAME, GroupId, ShortString, Words
@@ -32,6 +35,7 @@ from relay.operate.operation import Role
 from relay.operate.parked import asked as parked
 from relay.operate.parked.asked import RetryParked
 from relay.operate.parked.read import ParkedSelection, first_parked
+from relay.operate.parked.work import ParkedDone
 from relay.operate.routes import asked as quarantine
 
 router = APIRouter()
@@ -92,19 +96,39 @@ class FailureRow:
         return f"/failures/{self.group.id}" if self.groups == 1 else f"/failures?under={self.group.id}"
 
 
-class GroupOrder(BaseModel):
-    """What a job does with a group, or with a part of it."""
+class GroupPart(BaseModel):
+    """A group, or a part of it, and why it changes."""
 
     model_config = ConfigDict(extra="ignore")
 
-    kind: Kind
     why: Words = ""
-    staged: bool = False
     queue: Annotated[str, StringConstraints(pattern=f"^$|{QUEUE_NAME}")] = ""  # of letters; empty: parked rows
     part: bool = False  # only what the rest chooses
     id: Annotated[tuple[ShortString, ...], Field(max_length=SHOWN)] = ()  # of rows, or message ids of letters
     type: Words = ""
     key: Words = ""
+
+    def check_part(self) -> None:
+        """See that a part is chosen where a part is meant; InputError else."""
+        if self.part != bool(self.id or self.type or self.key):
+            raise InputError("key", "tick something or name a key for a part of the group; neither for all of it")
+
+    @property
+    def query(self) -> str:
+        """The part as the query of an address."""
+        given = self.model_dump(mode="json", include={*GroupPart.model_fields})
+        return urlencode({name: value for name, value in given.items() if value}, doseq=True)
+
+    def ordered(self, kind: Kind) -> "GroupOrder":
+        """Return the order of a job over it."""
+        return GroupOrder(kind=kind, **self.model_dump(include={*GroupPart.model_fields}))
+
+
+class GroupOrder(GroupPart):
+    """What a job does with a group, or with a part of it."""
+
+    kind: Kind
+    staged: bool = False
 
     def rows(self, group: str) -> RetryParked:
         """Return the parked rows that it means, and how they change."""
@@ -211,21 +235,96 @@ def show_failure(
 
 
 @router.post("/failures/{group}/jobs")
-def order(site: Here, who: Operator, *, group: GroupId, asked: Annotated[GroupOrder, Form()]) -> Response:
-    """Order a job over the group, or a part of it; the console runs it."""
+def order(site: Here, who: Operator, once: Once, *, group: GroupId, asked: Annotated[GroupOrder, Form()]) -> Response:
+    """Order a job over the group, or a part of it; the console runs it. A discard asks first, on its page."""
     source, kind = Where.DEAD_LETTER if asked.queue else Where.PARKED, asked.kind
     if kind not in KINDS[source]:
         raise UsageError(f"a group of what is {source} is changed by {', '.join(KINDS[source])}; not {kind}")
     who.require(ROLES[kind])
-    if not asked.why and (asked.queue or kind is not Kind.RETRY):
-        raise UsageError(f"say why: the audit keeps it with each message that you {kind}")
-    if asked.part != bool(asked.id or asked.type or asked.key):
-        raise UsageError("tick something or name a key for a part of the group; neither for all of it")
+    asked.check_part()
+    if kind is Kind.DISCARD:
+        return RedirectResponse(f"/failures/{group}/discard?{asked.query}", HTTPStatus.SEE_OTHER)
+    if not asked.why and (asked.queue or kind is Kind.ARCHIVE):
+        raise InputError("why", _why(kind))
+    return _order(site, who, once, group=group, asked=asked)
+
+
+@router.get("/failures/{group}/discard")
+def ask_to_discard(
+    request: Request,
+    site: Here,
+    counted: CountedGroups,
+    who: Owner,
+    *,
+    group: GroupId,
+    asked: Annotated[GroupPart, Query()],
+) -> HTMLResponse:
+    """Show what a discard of the group, or of a part of it, would take."""
+    asked.check_part()
+    look = site.looks.latest.get(asked.queue)
+    if not asked.queue:
+        chosen = asked.ordered(Kind.DISCARD).rows(group)
+        found = next((each for each in counted.groups if each.id == group), None)
+        with site.database.session() as tables:
+            rows = first_parked(tables, chosen.selection(SHOWN), with_held=False)
+        return page(
+            request,
+            "discard.html",
+            group=group,
+            asked=asked,
+            cause=found and found.cause,
+            foreseen=_foreseen(site, who, chosen, found),
+            rows=rows,
+        )
+    if look is None:
+        raise UsageError(f"look at {asked.queue} first: what its letters say is not known")
+    found = read_group(look.groups, group)
+    return page(
+        request,
+        "discard.html",
+        group=group,
+        asked=asked,
+        cause=found.cause,
+        foreseen=None,
+        found=found,
+        look=look,
+        letters=[
+            letter
+            for letter in look.first[group]
+            if (not asked.id or letter.message_id in asked.id)
+            and (not asked.type or letter.type == asked.type)
+            and (not asked.key or letter.key == asked.key)
+        ],
+    )
+
+
+def _foreseen(site: Site, who: Identity, chosen: RetryParked, group: Group | None) -> ParkedDone:
+    """Return what a discard would do; for a large group as it was counted, where that takes too long."""
+    try:
+        return site.do(parked.preview, parked.PreviewParked.model_construct(kind=Kind.DISCARD, **chosen.filter), who)
+    except DeadlineError:
+        if group is None or chosen.ids or chosen.aggregate_type or chosen.aggregate_id:
+            raise
+        return ParkedDone(group.count, group.rows_held, [])
+
+
+@router.post("/failures/{group}/discard")
+def discard(site: Here, who: Owner, once: Once, *, group: GroupId, asked: Annotated[GroupPart, Form()]) -> Response:
+    """Order a job that discards the group, or a part of it; the console runs it."""
+    asked.check_part()
+    if not asked.why:
+        raise InputError("why", _why(Kind.DISCARD))
+    return _order(site, who, once, group=group, asked=asked.ordered(Kind.DISCARD))
+
+
+def _order(site: Site, who: Identity, once: Repeatable | None, *, group: str, asked: GroupOrder) -> Response:
     if asked.queue:
-        job = site.do(letters.CHANGES[kind], asked.letters(group), who)
-    else:
-        job = site.do(parked.CHANGES[kind], asked.rows(group), who).job
-    return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
+        return site.order(letters.CHANGES[asked.kind], asked.letters(group), who, once)
+    return site.order(parked.CHANGES[asked.kind], asked.rows(group), who, once)
+
+
+def _why(kind: Kind) -> str:
+    return f"say why: the audit keeps it with each message that you {kind}"
 
 
 @router.post("/failures/{group}/probe")
@@ -238,11 +337,11 @@ def probe(site: Here, who: Operator, group: str) -> Response:
 
 
 @router.post("/failures/{group}/held")
-def retry_held(site: Here, who: Operator, *, group: GroupId, why: FormWords = "") -> Response:
+def retry_held(site: Here, who: Operator, once: Once, *, group: GroupId, why: FormWords = "") -> Response:
     """Let the consumer try the held messages of the group now."""
     if not why:
-        raise UsageError("say why: the audit keeps it")
-    site.do(held.retry, held.RetryHeld(group=group, why=why), who)
+        raise InputError("why", "say why: the audit keeps it")
+    site.change(held.retry, held.RetryHeld(group=group, why=why), who, once)
     site.consumers.wake()
     return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)
 

@@ -10,7 +10,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.given import FormWords, Here, Operator, Viewer
+from relay.console.forms import InputError
+from relay.console.given import FormWords, Here, Once, Operator, Viewer
 from relay.console.looks import Look
 from relay.console.site import Site
 from relay.console.templates import page
@@ -84,6 +85,7 @@ async def look(site: Here, who: Operator, job: Id) -> Response:
 def turn_job(
     site: Here,
     who: Operator,
+    once: Once,
     *,
     job: Id,
     turn: Literal["pause", "resume", "cancel"],
@@ -92,13 +94,13 @@ def turn_job(
     """Pause a job, let it go on, or end it for good."""
     match turn:
         case "pause":
-            site.do(jobs.pause, jobs.TurnJob(job=job, why=why), who)
+            site.change(jobs.pause, jobs.TurnJob(job=job, why=why), who, once)
         case "resume":
-            site.do(jobs.resume, jobs.TurnJob(job=job, why=why), who)
+            site.change(jobs.resume, jobs.TurnJob(job=job, why=why), who, once)
         case "cancel":
             if not why:
-                raise UsageError("say why the job ends: the audit keeps it")
-            site.do(jobs.cancel, jobs.CancelJob(job=job, why=why), who)
+                raise InputError("why", "say why the job ends: the audit keeps it")
+            site.change(jobs.cancel, jobs.CancelJob(job=job, why=why), who, once)
     return RedirectResponse(f"/jobs/{job}", HTTPStatus.SEE_OTHER)
 
 

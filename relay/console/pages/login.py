@@ -15,11 +15,11 @@ from relay.console.access.cookie import browser_of, delete_cookie, name_of, set_
 from relay.console.access.identity import RefusedError
 from relay.console.access.oidc import COOKIE, LOGIN_TIMEOUT, Begun
 from relay.console.access.proxy import client_address
+from relay.console.forms import is_local
 from relay.console.site import site_of
 from relay.console.templates import landing, page
 from relay.logger import get_logger
 
-LOCAL = re.compile(r"/(?![/\\])[^\\\x00-\x1f]*")  # a path of this console, and no other host
 MOST_WAITING = 20  # logins; a password takes some 50 ms
 SEED = re.compile(r"([A-Za-z0-9_-]{43})\.(.{0,2000})")
 
@@ -29,7 +29,7 @@ router = APIRouter()
 
 def local_path(path: str) -> str:
     """Return a path of this console where a user wanted to go; the first page for anything else."""
-    return path if LOCAL.fullmatch(path) else "/"
+    return path if is_local(path) else "/"
 
 
 @router.get("/login")
@@ -38,7 +38,7 @@ def login_page(request: Request, next: str = "/") -> Response:  # noqa: A002  (a
     authentication = site_of(request).access.console.authentication
     if authentication in (Authentication.NONE, Authentication.PROXY):
         return RedirectResponse("/", HTTPStatus.SEE_OTHER)
-    return page(request, "login.html", by=authentication, next=local_path(next), words="")
+    return page(request, "login.html", by=authentication, next=local_path(next), name="", words="")
 
 
 @router.post("/login")
@@ -65,7 +65,7 @@ async def log_in(
         words = "name or password is wrong"
         return page(
             request, "login.html", code=HTTPStatus.FORBIDDEN, by=console.authentication, next=local_path(next),
-            words=words,
+            name=name, words=words,
         )  # fmt: skip
     identity, line = found
     access.limit.forgive(address, name)

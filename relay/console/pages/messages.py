@@ -340,10 +340,10 @@ def _of_outbox(message: FoundMessage) -> list[Step]:
         case MessageState.QUARANTINED:
             words = f"waits for route {message.quarantine}"
             steps.append(Step("failed", words, message.parked_at, message.last_error or "", ("/routes", "see routes")))
-        case MessageState.ARCHIVED:
-            steps.append(Step("skipped", "set aside", None, message.last_error or ""))
-        case MessageState.DISCARDED:
-            steps.append(Step("failed", "discarded", None, message.last_error or ""))
+        case MessageState.ARCHIVED | MessageState.DISCARDED if message.parked_at:  # the audit's step says by whom
+            steps.append(Step("failed", "parked", message.parked_at, message.last_error or ""))
+        case MessageState.ARCHIVED | MessageState.DISCARDED:
+            steps.append(Step("failed", str(message.state), None, message.last_error or ""))
         case MessageState.SENT:
             steps.append(Step("ok", "confirmed by the broker, and marked as sent", message.sent_at))
     return steps

@@ -24,7 +24,7 @@ def reconcile(
     request: Request, settings: Configured, _: Viewer, _alone: Alone, wanted: Annotated[Wanted, Query()]
 ) -> HTMLResponse:
     """Show the form; with its first moment also what was found."""
-    words, report = "", None
+    returned, report = None, None
     if wanted.since:
         question = ReconcileRequest(
             since=wanted.since,
@@ -35,16 +35,17 @@ def reconcile(
             limit=NAMED,
         )
         try:
+            wanted.check_moments()
             report = compare_with_inbox(settings, question)
         except UsageError as error:
-            words = str(error)
+            returned = wanted.returned(error)
     return page(
         request,
         "reconcile.html",
-        code=422 if words else 200,
+        code=422 if returned else 200,
+        returned=returned,
         wanted=wanted,
         report=report,
-        words=words,
         replay=report and _replay(report, wanted),
     )
 

@@ -1,16 +1,17 @@
 """`/replay`: count what was sent, by day, and send it again."""
 
 from dataclasses import asdict
-from http import HTTPStatus
+from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Form, Query
 from pydantic import BaseModel, ConfigDict, field_validator
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, Response
 
-from relay.console.given import Here, Operator, Viewer
+from relay.console.forms import InputError, Returned
+from relay.console.given import Here, Once, Operator, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
@@ -18,6 +19,7 @@ from relay.operate import replay
 from relay.operate.asked import Words
 from relay.operate.operation import Role
 from relay.operate.replay import OrderReplay, ReplayFilter
+from relay.operate.sent.moment import parse_moment
 from relay.operate.sent.target import Trace
 
 router = APIRouter()
@@ -50,6 +52,21 @@ class Wanted(BaseModel):
     def is_empty(self) -> bool:
         return self == Wanted()
 
+    def check_moments(self) -> None:
+        """See that the moments can be read; InputError for the first that cannot."""
+        for name, text in (("since", self.since), ("until", self.until)):
+            if text:
+                try:
+                    parse_moment(text, "this field", datetime.now(UTC))
+                except UsageError as error:
+                    raise InputError(name, str(error)) from None
+
+    def returned(self, error: UsageError) -> Returned:
+        """Return the form as it was sent, with what is wrong."""
+        values = {name: [text] for name, text in self.model_dump(mode="json").items()}
+        wrong = {error.name: str(error)} if isinstance(error, InputError) else {}
+        return Returned("", "filters", values, wrong, "" if wrong else str(error))
+
     def asked(self) -> ReplayFilter:
         """Return which messages to send again; UsageError for what is no message id."""
         named = self.id.replace(",", " ").split() or [self.id]
@@ -78,7 +95,7 @@ class ReplayOrder(Wanted):
         except ValueError:
             rate = 0
         if rate is not None and not LEAST_RATE <= rate < BELOW_RATE:
-            raise UsageError(f"the rate is a number of messages a second, at least {LEAST_RATE}, such as 500")
+            raise InputError("rate", f"the rate is a number of messages a second, at least {LEAST_RATE}, such as 500")
         stages = STAGES if self.staged else ()
         return Caution(rate=rate, stages=stages, stop_when_failing=MOST_FAILING if stages else None)
 
@@ -87,35 +104,35 @@ def _message_id(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise UsageError(f"{text[:80]!r} is no message id") from None
+        raise InputError("id", f"{text[:80]!r} is no message id") from None
 
 
 @router.get("/replay")
 def show(request: Request, site: Here, who: Viewer, wanted: Annotated[Wanted, Query()]) -> HTMLResponse:
     """Show the form; with a filter also what would go out, by day."""
-    words, found = "", None
+    returned, found = None, None
     if not wanted.is_empty:
         try:
+            wanted.check_moments()
             found = site.do(replay.preview, wanted.asked(), who)
         except UsageError as error:
-            words = str(error)
+            returned = wanted.returned(error)
     return page(
         request,
         "replay.html",
-        code=422 if words else 200,
+        code=422 if returned else 200,
+        returned=returned,
         wanted=wanted,
         found=found,
-        words=words,
         can_order=who.role.includes(Role.OPERATOR),
     )
 
 
 @router.post("/replay")
-def order(site: Here, who: Operator, asked: Annotated[ReplayOrder, Form()]) -> Response:
+def order(site: Here, who: Operator, once: Once, asked: Annotated[ReplayOrder, Form()]) -> Response:
     """Order a replay; the console sends it."""
     chosen = asked.asked()
     if chosen.is_everything:
         raise UsageError("choose what goes out again, by one filter at least")
     wanted = OrderReplay.model_construct(**dict(chosen), **asdict(asked.caution()), trace=asked.trace, why=asked.why)
-    job = site.do(replay.order, wanted, who)
-    return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
+    return site.order(replay.order, wanted, who, once)

@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Identity
-from relay.console.given import Alone, FormWords, Here, Operator, Owner, Viewer
+from relay.console.forms import InputError
+from relay.console.given import Alone, FormWords, Here, Once, Operator, Owner, Viewer
 from relay.console.site import Site
 from relay.console.templates import page
 from relay.engine.session.session import LANES
-from relay.errors import NotFoundError, UsageError
+from relay.errors import NotFoundError
 from relay.operate import lanes
 from relay.operate.asked import MOST, GroupId, Id, Lane, Nothing, ShortString, Words
 from relay.operate.cause import cause_of
@@ -126,7 +127,7 @@ def declare(
 ) -> HTMLResponse:
     """Declare what relay.toml lists, and show what was done."""
     if not why:
-        raise UsageError("say why: the audit keeps it with each thing that is declared")
+        raise InputError("why", "say why: the audit keeps it with each thing that is declared")
     done = site.do(topology.apply, topology.ApplyTopology(why=why), who)
     return _topology(request, who, done, int(route) if route.isdecimal() else None, is_done=True)
 
@@ -162,17 +163,19 @@ def probe_all(site: Here, who: Operator, group: Annotated[GroupId | None, Form()
 
 
 @router.post("/routes/pause")
-def pause_route(site: Here, who: Operator, *, routing_key: Name, exchange: Name = "", why: FormWords = "") -> Response:
+def pause_route(
+    site: Here, who: Operator, once: Once, *, routing_key: Name, exchange: Name = "", why: FormWords = ""
+) -> Response:
     """Pause an address, whether it works or not."""
     asked = quarantine.PauseRoute(exchange=exchange, routing_key=routing_key, why=_reason(why))
-    site.do(quarantine.pause, asked, who)
+    site.change(quarantine.pause, asked, who, once)
     return _back("#pauses")
 
 
 @router.post("/routes/{route}/resume")
-def resume_route(site: Here, who: Operator, *, route: Id, why: FormWords = "") -> Response:
+def resume_route(site: Here, who: Operator, once: Once, *, route: Id, why: FormWords = "") -> Response:
     """Let the relays try a paused route."""
-    site.do(quarantine.resume, quarantine.ResumeRoute(route=route, why=why), who)
+    site.change(quarantine.resume, quarantine.ResumeRoute(route=route, why=why), who, once)
     return _back()
 
 
@@ -190,7 +193,7 @@ def reroute(
 ) -> Response:
     """Send the rows of a route to another address; show the route of that address, where they wait for a probe."""
     if not why:
-        raise UsageError("say why: the audit keeps it with each row that gets another address")
+        raise InputError("why", "say why: the audit keeps it with each row that gets another address")
     asked = quarantine.Reroute(route=route, to_exchange=exchange, routing_key=routing_key, why=why)
     done = site.do(quarantine.reroute, asked, who)
     if done.left_out:  # on their way as a probe: they are in the route still
@@ -201,25 +204,26 @@ def reroute(
 
 
 @router.post("/routes/{route}/discard")
-def discard(site: Here, who: Owner, *, route: Id, why: FormWords = "") -> Response:
+def discard(site: Here, who: Owner, once: Once, *, route: Id, why: FormWords = "") -> Response:
     """Order a job that gives up all rows of a route; the console runs it."""
     if not why:
-        raise UsageError("say why: the audit keeps it with each row that you discard")
-    job = site.do(quarantine.discard, quarantine.ChangeRoute(route=route, why=why), who).job
-    return RedirectResponse(f"/jobs/{job.id}", HTTPStatus.SEE_OTHER)
+        raise InputError("why", "say why: the audit keeps it with each row that you discard")
+    return site.order(quarantine.discard, quarantine.ChangeRoute(route=route, why=why), who, once)
 
 
 @router.post("/routes/lanes/pause")
-def pause_lane(site: Here, who: Operator, *, lane: Annotated[Lane, Form()], why: FormWords = "") -> Response:
+def pause_lane(
+    site: Here, who: Operator, once: Once, *, lane: Annotated[Lane, Form()], why: FormWords = ""
+) -> Response:
     """Pause a lane."""
-    site.do(lanes.pause, lanes.PauseLane(lane=lane, why=_reason(why)), who)
+    site.change(lanes.pause, lanes.PauseLane(lane=lane, why=_reason(why)), who, once)
     return _back("#pauses")
 
 
 @router.post("/routes/lanes/{lane}/resume")
-def resume_lane(site: Here, who: Operator, *, lane: Lane, why: FormWords = "") -> Response:
+def resume_lane(site: Here, who: Operator, once: Once, *, lane: Lane, why: FormWords = "") -> Response:
     """Let the relays carry a paused lane."""
-    site.do(lanes.resume, lanes.ResumeLane(lane=lane, why=why), who)
+    site.change(lanes.resume, lanes.ResumeLane(lane=lane, why=why), who, once)
     return _back("#pauses")
 
 
@@ -279,5 +283,5 @@ def _back(place: str = "") -> Response:
 
 def _reason(why: str) -> str:
     if not why:
-        raise UsageError("say why: the audit keeps it, and others see it while the pause lasts")
+        raise InputError("why", "say why: the audit keeps it, and others see it while the pause lasts")
     return why

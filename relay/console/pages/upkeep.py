@@ -10,7 +10,8 @@ from psycopg.sql import SQL
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.given import Alone, Configured, FormWords, Here, Operator, Owner, Sessions, Viewer
+from relay.console.forms import InputError
+from relay.console.given import Alone, Configured, FormWords, Here, Once, Operator, Owner, Sessions, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
 from relay.operate import batches
@@ -57,7 +58,7 @@ def drop(settings: Configured, who: Owner, _: Alone, why: FormWords = "") -> Res
     if not keeps:
         raise UsageError("retention is off: relay.retention tells how long to keep")
     if not why:
-        raise UsageError("say why: the audit keeps it with each day that you drop")
+        raise InputError("why", "say why: the audit keeps it with each day that you drop")
     drop_old_days(settings.database, keeps, by=who.name, why=why)
     return RedirectResponse("/retention", HTTPStatus.SEE_OTHER)
 
@@ -73,6 +74,7 @@ def show_batches(request: Request, site: Here, who: Viewer) -> HTMLResponse:
 def give_up(
     site: Here,
     who: Operator,
+    once: Once,
     *,
     app_id: Annotated[AppId, Form()],
     version: Annotated[Version, Form()],
@@ -80,6 +82,6 @@ def give_up(
 ) -> Response:
     """Let no more of a batch be written."""
     if not why:
-        raise UsageError("say why: the job that runs it again is told")
-    site.do(batches.give_up, batches.GiveUp(app_id=app_id, version=version, why=why), who)
+        raise InputError("why", "say why: the job that runs it again is told")
+    site.change(batches.give_up, batches.GiveUp(app_id=app_id, version=version, why=why), who, once)
     return RedirectResponse("/batches", HTTPStatus.SEE_OTHER)

@@ -67,7 +67,7 @@ class Found:
             case "archived":
                 return f"it is archived: `relay parked restore {self.id}` parks it again"
             case "discarded":
-                return f"it was discarded: see `relay parked show {self.id}`"
+                return f"it was discarded: `relay parked restore --discarded {self.id}` parks it again"
             case _:
                 return f"it is pending{self._pending_words}"
 

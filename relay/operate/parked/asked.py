@@ -1,16 +1,18 @@
 """What can be asked of parked rows: the noun `parked`."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import Base64Bytes, Field
 
 from relay.errors import UsageError
-from relay.jobs.job import Kind
+from relay.jobs.job import Kind, Source, read_job
 from relay.operate.asked import (
     MAX_ID,
     Cursor,
     Group,
+    Id,
     Limit,
     MaybeReasoned,
     MessageFilter,
@@ -31,12 +33,15 @@ from relay.operate.messages.whereabouts import row_ids
 from relay.operate.operation import BULK_TIMEOUT, Effect, Operation, Role, Servers, operation
 from relay.operate.paging import next_cursor, read_cursor
 from relay.operate.parked.edit import Edit, Edited, send_edited
-from relay.operate.parked.read import ARCHIVED, PARKED, Parked, ParkedMessage, ParkedSelection, list_parked, show_parked
+from relay.operate.parked.read import Parked, ParkedMessage, ParkedSelection, list_parked, show_parked
 from relay.operate.parked.work import ParkedDone, order_rows, rows_not_found
 from relay.operate.parked.work import preview as count_changed
+from relay.servers.postgres.tables import Tables
 
 FIRST_PART = 1000  # characters of a payload, unless all of it is wanted
 ROWS = "parked"  # the list that a cursor is of
+
+ASIDE = {Kind.ARCHIVE: Source.ARCHIVED, Kind.DISCARD: Source.DISCARDED}  # what jobs of a kind make of rows
 
 RowsKind = Literal[Kind.RETRY, Kind.DISCARD, Kind.ARCHIVE, Kind.RESTORE]
 
@@ -63,7 +68,35 @@ class ParkedFilter(MessageFilter):
         )
 
 
-class ListParked(ParkedFilter):
+class SetAside(ParkedFilter):
+    """Which rows of those that were set aside."""
+
+    discarded: Annotated[bool, Field(description="The discarded rows.")] = False
+    job: Annotated[Id | None, Field(description="What this job has archived or discarded.")] = None
+
+    def selection(self, limit: int | None) -> ParkedSelection:
+        return replace(super().selection(limit), job=self.job)
+
+    def source(self, tables: Tables) -> Source | None:
+        """Return what the rows are; None when the request does not say.
+
+        Raises:
+            NotFoundError: there is no job of this id.
+            UsageError: the job has set no row aside.
+        """
+        if self.job is None:
+            return Source.DISCARDED if self.discarded else None
+        found = read_job(tables, self.job)
+        if found.source is Source.DEAD_LETTER and found.kind is Kind.DISCARD:
+            raise UsageError(f"{found.words} has discarded dead letters: they are gone for good")
+        if found.kind not in ASIDE or found.source is Source.DEAD_LETTER:
+            raise UsageError(f"{found.words} has neither archived nor discarded rows")
+        if self.discarded and found.kind is not Kind.DISCARD:
+            raise UsageError(f"{found.words} has archived rows: leave out discarded")
+        return ASIDE[found.kind]
+
+
+class ListParked(SetAside):
     """Which page of which rows."""
 
     held: Annotated[bool, Field(description="Also rows that only wait behind another one.")] = False
@@ -80,7 +113,7 @@ class ParkedPage(Page):
     next: Next
 
 
-class PreviewParked(ParkedFilter):
+class PreviewParked(SetAside):
     """What a job of a kind would change."""
 
     kind: RowsKind = Kind.RETRY
@@ -105,6 +138,16 @@ class ChangeParked(ParkedFilter, Paced):
     all: Annotated[bool, Field(description="Every row; needed when there is no filter.")] = False
     limit: Annotated[int | None, Field(ge=1, le=MAX_ID, description="The first so many, by id.")] = None
     why: Why
+
+    @property
+    def filter(self) -> dict[str, Any]:
+        """Which rows are meant, for a request that lists or counts them."""
+        kept = ParkedFilter.model_fields.keys() | SetAside.model_fields.keys()
+        return {name: value for name, value in dict(self).items() if name in kept}
+
+
+class RestoreParked(ChangeParked, SetAside):
+    """Which rows that were set aside are parked again: the archived ones, unless the request says more."""
 
 
 class RetryParked(ChangeParked, Staged):
@@ -145,8 +188,10 @@ class EditParked(SendEdited):
 def list_(at: Servers, asked: ListParked) -> ParkedPage:
     """List parked rows."""
     selection, after = asked.selection(asked.limit), read_cursor(ROWS, asked.cursor) or 0
-    state = ARCHIVED if asked.archived else PARKED
+    if asked.archived and asked.discarded:
+        raise UsageError("archived or discarded, not both")
     with at.connect(None) as tables:
+        state = asked.source(tables) or (Source.ARCHIVED if asked.archived else Source.PARKED)
         rows, total = list_parked(tables, selection, with_held=asked.held, state=state, after=after)
     return ParkedPage(rows=rows, total=total, next=next_cursor(ROWS, [row.id for row in rows], asked.limit))
 
@@ -155,7 +200,10 @@ def list_(at: Servers, asked: ListParked) -> ParkedPage:
 def preview(at: Servers, asked: PreviewParked) -> ParkedDone:
     """Count exactly what a job of this kind would do now."""
     with at.connect(BULK_TIMEOUT) as tables:
-        return count_changed(tables, asked.kind, asked.selection(asked.limit))
+        aside = asked.source(tables)
+        if aside is not None and asked.kind is not Kind.RESTORE:
+            raise UsageError(f"discarded and job choose rows for a restore, not for a {asked.kind}")
+        return count_changed(tables, asked.kind, asked.selection(asked.limit), aside=aside)
 
 
 @operation("parked.reveal", "POST /parked/{row}/reveal", Role.OPERATOR)
@@ -177,7 +225,7 @@ def retry(at: Servers, asked: RetryParked) -> Ordered:
 
 @operation("parked.discard", "POST /parked/discard", Role.OWNER, Effect.ORDERED)
 def discard(at: Servers, asked: ChangeParked) -> Ordered:
-    """Discard rows: they are kept and never sent; rows held behind them go out."""
+    """Discard rows: they are kept, and not sent unless a restore parks them again; rows held behind them go out."""
     return _order(at, Kind.DISCARD, asked)
 
 
@@ -188,8 +236,8 @@ def archive(at: Servers, asked: ChangeParked) -> Ordered:
 
 
 @operation("parked.restore", "POST /parked/restore", Role.OPERATOR, Effect.ORDERED)
-def restore(at: Servers, asked: ChangeParked) -> Ordered:
-    """Park archived rows again, each with its reason."""
+def restore(at: Servers, asked: RestoreParked) -> Ordered:
+    """Park archived or discarded rows again, each with its reason."""
     return _order(at, Kind.RESTORE, asked)
 
 
@@ -223,8 +271,16 @@ def _order(at: Servers, kind: Kind, asked: ChangeParked) -> Ordered:
     selection, caution = asked.selection(asked.limit), asked.caution()
     check_choice(is_filtered=not selection.is_everything, is_all=asked.all)
     with at.connect(BULK_TIMEOUT) as tables:
-        not_found = rows_not_found(tables, kind, selection)
+        aside = asked.source(tables) if isinstance(asked, RestoreParked) else None
+        not_found = rows_not_found(tables, kind, selection, aside=aside)
         job = order_rows(
-            tables, kind, selection, by=at.by, why=asked.why.strip() or None, caution=caution, by_console=at.by_console
+            tables,
+            kind,
+            selection,
+            by=at.by,
+            why=asked.why.strip() or None,
+            caution=caution,
+            by_console=at.by_console,
+            aside=aside,
         )
     return Ordered(job, not_found)

@@ -18,7 +18,7 @@ from relay.operate.messages.whereabouts import RowId, as_parameters, whereabouts
 from relay.servers.postgres.tables import Tables
 
 PARKED, ARCHIVED = "parked", "archived"  # states
-IS_PARKED, IS_ARCHIVED = SQL("'parked'"), SQL("'archived'")
+IS = {PARKED: SQL("'parked'"), ARCHIVED: SQL("'archived'"), "discarded": SQL("'discarded'")}
 
 IS_HEAD = SQL("""(row.held_behind IS NULL OR NOT EXISTS (
         SELECT FROM {schema}.message_state AS before WHERE before.state = 'parked' AND before.id = row.held_behind))""")
@@ -30,7 +30,8 @@ MATCHES = SQL("""row.state = {state}
         AND (%(aggregate_id)s::text IS NULL OR row.aggregate_id = %(aggregate_id)s::text)
         AND (%(event_type)s::text IS NULL OR row.event_type = %(event_type)s::text)
         AND (%(reason)s::text IS NULL OR strpos(lower(row.last_error), lower(%(reason)s::text)) > 0)
-        AND {of_group}""")
+        AND {of_group}
+        AND {of_job}""")
 
 # By the table that a trigger keeps, so that no cause is computed again (migrations/versions/0015_jobs.py).
 # Never in an OR: PostgreSQL would then look at every parked row, and find no way by the group's index.
@@ -38,8 +39,15 @@ OF_GROUP = SQL("""EXISTS (
             SELECT FROM {schema}.parked_failure AS noted
             WHERE noted.failure = %(group)s::text AND noted.id = row.id
         )""")
-OF_GROUP_ARCHIVED = SQL("""{schema}.failure_group(
+OF_GROUP_SET_ASIDE = SQL("""{schema}.failure_group(
             'parked', {schema}.failure_cause(row.last_error), row.event_type, row.exchange) = %(group)s::text""")
+# The last note tells: a row may have been restored since, and set aside by another job.
+OF_JOB = SQL("""(
+            SELECT noted.job FROM {schema}.operator_audit AS noted
+            WHERE noted.target = row.id::text AND noted.command IN ({set_aside})
+            ORDER BY noted.id DESC LIMIT 1
+        ) = %(job)s::bigint""")
+SETTING_ASIDE = SQL("'parked archive', 'parked discard', 'quarantine discard'")  # commands of the audit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,7 @@ class ParkedSelection:
     event_type: str | None = None
     reason: str | None = None  # a part of last_error, upper and lower case alike
     group: str | None = None  # of failures
+    job: int | None = None  # that has set them aside
     limit: int | None = None  # the first so many, by id
 
     @property
@@ -72,6 +81,9 @@ class ParkedSelection:
         if "message_ids" in values:
             values["message_ids"] = [UUID(text) for text in values["message_ids"]]
         return cls(**values)
+
+
+EVERYTHING = ParkedSelection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,10 @@ class ParkedMessage:
     retried_at: datetime | None = None  # the last time
     retried_by: str | None = None
     retry_note: str | None = None
+    set_aside_at: datetime | None = None  # the last time; None as well where the relay has discarded it, by its route
+    set_aside_by: str | None = None
+    set_aside_note: str | None = None
+    set_aside_job: int | None = None
 
 
 LIST_PARKED = SQL("""
@@ -148,7 +164,7 @@ def list_parked(
     The number does not depend on `after`.
     """
     rows = first_parked(tables, selection, with_held=with_held, state=state, after=after)
-    counted = composed(tables.schema, COUNT_PARKED, state, is_of_group=selection.group is not None)
+    counted = composed(tables.schema, COUNT_PARKED, state, selection)
     return rows, tables.one(counted, {**asdict(selection), "with_held": with_held})[0]
 
 
@@ -157,9 +173,10 @@ def first_parked(
 ) -> list[Parked]:
     """Return the selected rows behind the id `after`, by id.
 
-    Without `with_held`, rows that only wait behind another one of their key are left out. `state` may be `ARCHIVED`.
+    Without `with_held`, rows that only wait behind another one of their key are left out. `state` is that of
+    the rows that are meant: parked, archived or discarded.
     """
-    listed = composed(tables.schema, LIST_PARKED, state, is_of_group=selection.group is not None)
+    listed = composed(tables.schema, LIST_PARKED, state, selection)
     return tables.rows(Parked, listed, {**asdict(selection), "with_held": with_held, "after": after})
 
 
@@ -182,6 +199,12 @@ LAST_RETRY = SQL("""
     WHERE command = 'parked retry' AND target = %(id)s::text
     ORDER BY id DESC LIMIT 1
 """)
+LAST_SET_ASIDE = SQL("""
+    SELECT done_at AS set_aside_at, done_by AS set_aside_by, why AS set_aside_note, job AS set_aside_job
+    FROM {schema}.operator_audit
+    WHERE command IN ({set_aside}) AND target = %(id)s::text
+    ORDER BY id DESC LIMIT 1
+""")
 
 
 def show_parked(tables: Tables, row: RowId, *, length: int) -> ParkedMessage:
@@ -196,19 +219,23 @@ def show_parked(tables: Tables, row: RowId, *, length: int) -> ParkedMessage:
         raise NotFoundError(f"{row} is not parked: {whereabouts(tables, [row])[row]}")
     with tables.connection.cursor(row_factory=dict_row) as cursor:
         retried = cursor.execute(composed(tables.schema, LAST_RETRY), {"id": message.id}).fetchone()
-    return replace(message, **retried or {})
+        aside = cursor.execute(composed(tables.schema, LAST_SET_ASIDE), {"id": message.id}).fetchone()
+    return replace(message, **retried or {}, **aside or {})
 
 
 def composed(
-    schema: str, statement: SQL, state: str = PARKED, *, is_of_group: bool = False, **parts: Composed
+    schema: str, statement: SQL, state: str = PARKED, selection: ParkedSelection = EVERYTHING, **parts: Composed
 ) -> Composed:
     """Fill the names and the shared conditions into a statement about rows of a state.
 
     Args:
-        is_of_group: whether the selection names a failure group.
+        selection: has conditions that are left out where it does not ask for them.
     """
-    names = {"schema": Identifier(schema)}
-    of_state, of_group = (IS_ARCHIVED, OF_GROUP_ARCHIVED) if state == ARCHIVED else (IS_PARKED, OF_GROUP)
-    condition = of_group.format(**names) if is_of_group else SQL("true")
-    matches = MATCHES.format(state=of_state, of_group=condition)
+    names = {"schema": Identifier(schema), "set_aside": SETTING_ASIDE}
+    of_group = OF_GROUP if state == PARKED else OF_GROUP_SET_ASIDE
+    matches = MATCHES.format(
+        state=IS[state],
+        of_group=SQL("true") if selection.group is None else of_group.format(**names),
+        of_job=SQL("true") if selection.job is None else OF_JOB.format(**names),
+    )
     return statement.format(**names, is_head=IS_HEAD.format(**names), matches=matches, **parts)

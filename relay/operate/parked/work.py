@@ -1,4 +1,4 @@
-"""Let parked rows go: send them again, give them up, or set them aside; and park again what was set aside.
+"""Let parked rows go: send them again, or set them aside as archived or discarded; and park again what was set aside.
 
 Each is a job. A batch of rows, its notes in the audit and its count are one transaction. So a job that is killed
 at any moment goes on where it was: its counts are exact, and it does each row once.
@@ -18,7 +18,7 @@ from relay.jobs.job import NO_CAUTION, Caution, Job, JobState, Kind, Order, Sour
 from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Waits, Watched, stage_of
 from relay.operate.health import NODE_STALE_AFTER
 from relay.operate.messages.whereabouts import whereabouts
-from relay.operate.parked.read import ARCHIVED, PARKED, ParkedSelection, composed
+from relay.operate.parked.read import ParkedSelection, composed
 from relay.operate.session import SessionWork
 from relay.servers.postgres.database import one
 from relay.servers.postgres.tables import Tables
@@ -69,6 +69,7 @@ class ParkedDone:
     state: JobState = field(default=JobState.DONE, compare=False)  # of the job
     failed: int = field(default=0, compare=False)  # rows that failed again while it watched
     waiting: int | None = field(default=None, compare=False)  # rows that had not gone out; None: not watched
+    keys: int | None = field(default=None, compare=False)  # that the chosen rows have; None: they were not counted
 
 
 READ_HEADS = SQL("""
@@ -79,18 +80,29 @@ READ_HEADS = SQL("""
     LIMIT %(batch)s
 """)
 COUNT_HEADS = SQL("SELECT count(*) FROM ({heads}) AS head")
+COUNT_KEYS = SQL("""
+    SELECT count(DISTINCT (aggregate_type, aggregate_id)) FROM {schema}.message_state
+    WHERE state = %(state)s AND id = ANY (%(heads)s::bigint[]) AND aggregate_id IS NOT NULL
+""")
 COUNT_RELEASED = SQL("SELECT count(*) FROM ({fates}) AS fate WHERE goes")
 NOW = SQL("SELECT clock_timestamp()")
 
 
-def preview(tables: Tables, kind: Kind, selection: ParkedSelection) -> ParkedDone:
-    """Return exactly what a job of this kind would do now; changes nothing."""
+def preview(tables: Tables, kind: Kind, selection: ParkedSelection, *, aside: Source | None = None) -> ParkedDone:
+    """Return exactly what a job of this kind would do now; changes nothing.
+
+    Args:
+        aside: what a restore takes: archived or discarded rows.
+    """
+    state, released = str(_source(kind, aside)), 0
     with tables.transaction():
         tables.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         parameters = _all_heads(tables, selection)
-        heads = [row[0] for row in tables.execute(_heads(tables.schema, kind, selection), parameters)]
-        (released,) = tables.one(_with_fates(tables.schema, COUNT_RELEASED), {"heads": heads})
-        return ParkedDone(len(heads), released, rows_not_found(tables, kind, selection))
+        heads = [row[0] for row in tables.execute(_heads(tables.schema, state, selection), parameters)]
+        if kind is not Kind.RESTORE:
+            (released,) = tables.one(_with_fates(tables.schema, COUNT_RELEASED), {"heads": heads})
+        (keys,) = tables.one(COUNT_KEYS, {"heads": heads, "state": state})
+        return ParkedDone(len(heads), released, rows_not_found(tables, kind, selection, aside=aside), keys=keys)
 
 
 def order_rows(
@@ -102,17 +114,22 @@ def order_rows(
     why: str | None = None,
     caution: Caution = NO_CAUTION,
     by_console: bool = False,
+    aside: Source | None = None,
 ) -> Job:
-    """Write down a job over the rows that are there now, counted; `ParkedWork` does it.
+    """Write down a job over the rows that are there now; `ParkedWork` does it.
+
+    Args:
+        aside: what a restore takes: archived or discarded rows.
 
     Raises:
         UsageError: rows of this kind of job have no outcome that a stage could wait for.
     """
     if caution.stages and kind is not Kind.RETRY:
         raise UsageError(f"--stages waits for the outcome of rows; a {kind} has no outcome")
-    source = Source.ARCHIVED if kind is Kind.RESTORE else Source.PARKED
-    heads = _heads(tables.schema, kind, selection)
-    (selected,) = tables.one(COUNT_HEADS, _all_heads(tables, selection), heads=heads)
+    source, selected = _source(kind, aside), None
+    if selection.job is None:  # else each row set aside has its notes read, and the work counts them
+        heads = _heads(tables.schema, str(source), selection)
+        (selected,) = tables.one(COUNT_HEADS, _all_heads(tables, selection), heads=heads)
     order = Order(
         kind=kind,
         source=source,
@@ -148,7 +165,7 @@ COUNT_RETRIED = SQL("""
 DISCARD_HEADS = SQL("""
     WITH discarded AS (
         UPDATE {schema}.message
-        SET state = 'discarded', held_behind = NULL, last_error = concat_ws('; ', last_error, %(words)s::text)
+        SET state = 'discarded', held_behind = NULL
         WHERE state = 'parked' AND id = ANY (%(heads)s::bigint[])
         RETURNING id
     )
@@ -166,8 +183,9 @@ ARCHIVE_HEADS = SQL("""
 """)
 RESTORE_HEADS = SQL("""
     WITH restored AS (
-        UPDATE {schema}.message SET state = 'parked'
-        WHERE state = 'archived' AND id = ANY (%(heads)s::bigint[])
+        UPDATE {schema}.message
+        SET state = 'parked', held_behind = NULL, parked_at = coalesce(parked_at, now())
+        WHERE state = %(state)s AND id = ANY (%(heads)s::bigint[])
         RETURNING id
     )
     INSERT INTO {schema}.operator_audit (command, target, done_by, why, job)
@@ -257,14 +275,14 @@ IS_ANY_ALIVE = SQL("""
 
 
 class ParkedWork(SessionWork):
-    """A job over parked or archived rows; see `relay.jobs.work.Work`."""
+    """A job over parked, archived or discarded rows; see `relay.jobs.work.Work`."""
 
     most = BATCH_HEADS
 
     def __init__(self, database: DatabaseSettings, job: Job) -> None:
         super().__init__(database)
         self.pace = Pace(job.rate or FULL, grain=GRAIN)
-        self.left = f"the others stay {_state_of(job.kind)}"
+        self.left = f"the others stay {job.source}"
         self._selection = ParkedSelection.from_json(job.filter)
 
     async def step(self, room: int, save: Save) -> Step:
@@ -319,7 +337,7 @@ class ParkedWork(SessionWork):
         if batch <= 0:
             return []
         parameters = {**asdict(self._selection), "after": job.position, "until": job.made_at, "batch": batch}
-        found = await self._connection.execute(_heads(self._schema, job.kind, self._selection), parameters)
+        found = await self._connection.execute(_heads(self._schema, str(job.source), self._selection), parameters)
         return [id_ for (id_,) in await found.fetchall()]
 
     async def _note(self, job: Job, heads: list[int]) -> int:
@@ -332,15 +350,14 @@ class ParkedWork(SessionWork):
     async def _change(self, job: Job, heads: list[int]) -> int:
         """Change the heads, and return how many rows go from behind them."""
         connection = self._connection
-        values = {"heads": heads, "by": job.done_by, "why": job.why, "job": job.id}
+        values = {"heads": heads, "by": job.done_by, "why": job.why, "job": job.id, "state": str(job.source)}
         released = 0
         if job.kind is not Kind.RESTORE:
             await connection.execute(_with_fates(self._schema, HOLD_BEHIND_REMAINING), values)
             released = (await connection.execute(_with_fates(self._schema, RELEASE), values)).rowcount
         if job.kind is Kind.RETRY:
             await connection.execute(self._sql(COUNT_RETRIED), values)
-        words = {"words": f"discarded by {job.done_by}: {job.why}"}
-        await connection.execute(self._sql(CHANGES[job.kind]), values | words)
+        await connection.execute(self._sql(CHANGES[job.kind]), values)
         return released
 
 
@@ -353,9 +370,9 @@ READ_NOT_FOUND = SQL("""
 """)
 
 
-def rows_not_found(tables: Tables, kind: Kind, selection: ParkedSelection) -> list[str]:
+def rows_not_found(tables: Tables, kind: Kind, selection: ParkedSelection, *, aside: Source | None = None) -> list[str]:
     """Return what was named and is no row that a job of this kind could change, with the reason."""
-    state = _state_of(kind)
+    state = str(_source(kind, aside))
     named = {"ids": selection.ids or [], "message_ids": selection.message_ids or [], "state": state}
     rows = tables.execute(composed(tables.schema, READ_NOT_FOUND), named).fetchall()
     lacking = {id_ or message_id: behind for id_, message_id, behind in rows}
@@ -366,9 +383,9 @@ def rows_not_found(tables: Tables, kind: Kind, selection: ParkedSelection) -> li
     ]
 
 
-def _state_of(kind: Kind) -> str:
-    """Return the state of the rows that a job of this kind selects."""
-    return ARCHIVED if kind is Kind.RESTORE else PARKED
+def _source(kind: Kind, aside: Source | None) -> Source:
+    """Return what a job of this kind selects from; sources of rows have the names of their states."""
+    return aside or Source.ARCHIVED if kind is Kind.RESTORE else Source.PARKED
 
 
 def _all_heads(tables: Tables, selection: ParkedSelection) -> dict[str, Any]:
@@ -377,9 +394,9 @@ def _all_heads(tables: Tables, selection: ParkedSelection) -> dict[str, Any]:
     return {**asdict(selection), "after": 0, "until": until, "batch": selection.limit}
 
 
-def _heads(schema: str, kind: Kind, selection: ParkedSelection) -> Composed:
+def _heads(schema: str, state: str, selection: ParkedSelection) -> Composed:
     """Return the statement that reads the next rows of a job."""
-    return composed(schema, READ_HEADS, _state_of(kind), is_of_group=selection.group is not None)
+    return composed(schema, READ_HEADS, state, selection)
 
 
 def _with_fates(schema: str, statement: SQL) -> Composed:

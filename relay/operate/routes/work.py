@@ -49,7 +49,7 @@ READ_BATCH = SQL("""
 DISCARD = SQL("""
     WITH discarded AS (
         UPDATE {schema}.message
-        SET state = 'discarded', quarantine = NULL, last_error = concat_ws('; ', last_error, %(words)s::text)
+        SET state = 'discarded', quarantine = NULL
         WHERE state = 'quarantined' AND id = ANY (%(rows)s::bigint[])
         RETURNING id
     )
@@ -112,8 +112,7 @@ class DiscardWork(SessionWork):
                 await self._execute(TRY_NOW, {"routes": [self._route]})
                 await connection.execute(RING, {"channel": nodes_channel(self._schema), "word": ROUTES_CHANGED})
                 return Ended()
-            words = f"discarded by {job.done_by}: {job.why}"
-            change = {"rows": rows, "words": words, "by": job.done_by, "why": job.why, "job": job.id}
+            change = {"rows": rows, "by": job.done_by, "why": job.why, "job": job.id}
             await self._execute(DISCARD, change)
             did = Did(done=len(rows), position=rows[-1])
             await save(connection, did)
