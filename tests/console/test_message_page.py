@@ -143,6 +143,7 @@ async def test_a_row_has_links_to_its_group_its_key_and_what_it_waits_for(
     assert f'<a href="/messages/{head}">' in second.text
     assert ">Retry</button>" in first.text
     assert ">Retry</button>" not in second.text
+    assert 'href="/failures/' not in second.text
 
 
 async def test_one_row_is_retried_and_the_page_follows_it(client: httpx.AsyncClient, rows: Rows) -> None:

@@ -277,7 +277,7 @@ def _values(request: Request, tables: Tables, found: Located, who: Identity) -> 
         "steps": _steps(site, message, read_audit(tables, message), dead),
         "head": head,
         "route": route,
-        "group": message.group or (_group_of(route) if route else None),
+        "group": message.group if head else _group_of(route) if route else None,
         "letters": dead,
         "kinds": [kind for kind in kinds if who.role.includes(ROLES[kind])],
         "letter_kinds": [kind for kind in (Kind.RETRY, Kind.DISCARD) if can_change and who.role.includes(ROLES[kind])],
