@@ -133,6 +133,12 @@ def address_of(request: Request) -> str:
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
+def returned_form(request: Request) -> Returned | None:
+    """Return the form that a page brings back; None: it brings back no form."""
+    returned: Returned | None = getattr(request.state, "returned", None)
+    return returned
+
+
 def is_local(path: str) -> bool:
     """Whether this is a path of this console."""
     return LOCAL.fullmatch(path) is not None

@@ -12,7 +12,7 @@ from relay.config.settings import Authentication
 from relay.console.access.cookie import browser_of, new_browser, set_cookie
 from relay.console.access.identity import door_of
 from relay.console.formats import commands, duration, job_mood, moment, number, short
-from relay.console.forms import Forms, Returned, address_of
+from relay.console.forms import Forms, Returned, address_of, returned_form
 from relay.console.place import Location
 from relay.jobs.words import how_far, outcome_of, share_of, speed_words, state_of
 from relay.operate.status import lane_ranges
@@ -95,7 +95,7 @@ def page(
     console = door_of(request).console
     frame: Frame = request.app.state.site
     identity = getattr(request.state, "identity", None)
-    returned = returned or getattr(request.state, "returned", None)
+    returned = returned or returned_form(request)
     common = {
         "identity": identity,
         "has_logout": console.authentication in WITH_LOGIN,
@@ -109,10 +109,10 @@ def page(
         "version": __version__,
         "forms": Forms(address_of(request), returned),
     }
-    text = _environment.get_template(template).render(**common, **values)
+    text = _environment.get_template(template).render({**common, **values})
     if returned is not None and template != ERROR and (unplaced := returned.unplaced):
         returned.words = "; ".join(filter(None, (returned.words, unplaced)))
-        text = _environment.get_template(template).render(**common, **values)
+        text = _environment.get_template(template).render({**common, **values})
     if returned is not None and template != ERROR and not returned.is_shown:  # the page has this form no more
         text = _environment.get_template(ERROR).render(**common, title=returned.title, words=returned.words)
     response = HTMLResponse(text, code)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Identity
+from relay.console.forms import TOKEN_FORM, Forms, returned_form
 from relay.console.given import FormWords, Here, Operator, Sessions, Viewer
 from relay.console.looks import Look
 from relay.console.site import Site, site_of
@@ -270,9 +271,13 @@ def _values(request: Request, tables: Tables, found: Located, who: Identity) -> 
     can_change = is_writable and who.role.includes(Role.OPERATOR)
     head, route = head_of(tables, message), read_awaited_route(tables, message)
     kinds = CHANGES.get(message.state, ()) if can_change and (head or message.state is MessageState.ARCHIVED) else ()
+    at = str(found.place or "")
+    address = f"/messages/{message.message_id}" + (f"?{urlencode({'at': at})}" if at else "")
     return {
+        "base": site.settings.console.base,
+        "forms": Forms(address, returned_form(request)),
         "message": message,
-        "at": str(found.place or ""),
+        "at": at,
         "others": found.others,
         "steps": _steps(site, message, read_audit(tables, message), dead),
         "head": head,
@@ -289,7 +294,8 @@ def _values(request: Request, tables: Tables, found: Located, who: Identity) -> 
 def _seen(values: dict[str, Any]) -> str:
     """Return what tells each part from what it was before."""
     texts = (f"{part}{fragment(f'message_{part}.html', **values)}" for part in PARTS)
-    return "-".join(hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12] for text in texts)
+    plain = (TOKEN_FORM.sub("", text) for text in texts)  # each form has a new token
+    return "-".join(hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12] for text in plain)
 
 
 def head_of(tables: Tables, message: FoundMessage) -> Parked | None:
