@@ -36,7 +36,7 @@ async def test_an_id_is_taken_as_lists_give_it(program: Program, rows: Rows) -> 
     rows.parked("2")
     listed = (await program.get("/parked")).json()["rows"]
 
-    answer = await program.post("/parked/archive", {"ids": [listed[0]["id"], listed[1]["message_id"]], "why": "known"})
+    answer = await program.post("/parked/archive", {"ids": [each["id"] for each in listed], "why": "known"})
     job = await program.job(answer)
 
     assert listed[0]["id"] == head
