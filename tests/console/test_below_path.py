@@ -65,7 +65,7 @@ async def test_a_change_is_led_back_below_the_path_and_other_origins_are_refused
 
     assert begun.headers["Location"] == f"{BASE}/login?next=%2Fnodes"
     assert (entered.status_code, entered.headers["Location"]) == (303, f"{BASE}/nodes")
-    assert paused.headers["Location"] == f"{BASE}/routes"
+    assert paused.headers["Location"] == f"{BASE}/routes#pauses"
     assert refused.status_code == 403
     assert left.headers["Location"] == f"{BASE}/login"
 

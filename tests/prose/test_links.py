@@ -18,7 +18,7 @@ COMMAND = re.compile(r"^relay [a-z].*?(?=$| +#| \|| >| &)")
 
 # What stands for a number, and for a message id, on the pages.
 PLACEHOLDERS = (
-    (re.compile(r"\bID\b"), "7"),
+    (re.compile(r"\b(ID|LANE)\b"), "7"),
     (re.compile(r"\b[0-9a-f]{4}\.\.\."), "0c6f0f3e-7d53-4c43-a8a2-0d5b2f3f1c11"),
 )
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from relay.console.given import Viewer
+from relay.console.site import site_of
 from relay.console.templates import page
 from relay.errors import NotFoundError
 from relay.operate import packaged
@@ -47,21 +48,22 @@ def _page(request: Request, name: str) -> HTMLResponse:
         raise NotFoundError("there is no such runbook: /runbooks lists them")
     is_index = name == INDEX
     title = "Runbooks" if is_index else name
-    return page(request, "runbook.html", title=title, is_index=is_index, text=as_html(text))
+    base = site_of(request).settings.console.base
+    return page(request, "runbook.html", title=title, is_index=is_index, text=as_html(text, base))
 
 
-def as_html(text: str) -> str:
-    """Return a runbook as HTML; HTML in it is shown as text."""
+def as_html(text: str, base: str = "") -> str:
+    """Return a runbook as HTML; HTML in it is shown as text. `base` stands before each link."""
     tokens = _markdown.parse(text)
     for token in tokens:
-        token.children = [*_links(token.children)] if token.children else token.children
+        token.children = [*_links(token.children, base)] if token.children else token.children
     html: str = _markdown.renderer.render(tokens, _markdown.options, {})
     for plain, scrolling in SCROLLING.items():
         html = html.replace(plain, scrolling)
     return html
 
 
-def _links(tokens: Iterable[Token]) -> Iterator[Token]:
+def _links(tokens: Iterable[Token], base: str) -> Iterator[Token]:
     """Yield the tokens with links to other runbooks of the console. Another page of the docs is named, and no link."""
     named = ""
     for token in tokens:
@@ -69,7 +71,7 @@ def _links(tokens: Iterable[Token]) -> Iterator[Token]:
             target = str(token.attrs["href"]).partition("#")[0]
             named = "" if (found := PAGE.fullmatch(target)) else target
             if found:
-                token.attrs["href"] = f"/runbooks/{found[1]}"
+                token.attrs["href"] = f"{base}/runbooks/{found[1]}"
                 yield token
         elif token.type == "link_close" and named:
             yield Token("text", "", 0, content=f" ({normpath(f'docs/runbooks/{named}')})")
