@@ -208,7 +208,16 @@ def test_parked_json(relay: Command, rows: Rows) -> None:
 
     assert (listed["total"], [row["id"] for row in listed["rows"]]) == (2, [head])
     assert (shown["payload"], shown["payload_size"]) == ('{"amount": 12}', 14)
-    assert foreseen == {"chosen": 1, "released": 1, "not_found": [], "job": None, "state": "done", "keys": 1}
+    assert foreseen == {
+        "chosen": 1,
+        "released": 1,
+        "not_found": [],
+        "job": None,
+        "state": "done",
+        "keys": 1,
+        "failed": 0,
+        "waiting": None,
+    }
     assert rows.states()[held] == ("parked", head)
 
 
@@ -231,7 +240,9 @@ def test_exit_codes_of_rows_that_are_not_there(relay: Command, rows: Rows) -> No
     shown = relay("parked", "show", "12345")
 
     assert (partly.code, none.code, no_match.code, shown.code) == (3, 1, 0, 1)
-    assert partly.err == none.err == f"relay: 12345 is not parked: {WhyMissing.UNKNOWN}\n"
+    unknown = f"relay: 12345 is not parked: {WhyMissing.UNKNOWN}\n"
+    assert partly.err == f"{unknown}of 1: 1 not sent yet: `relay status` tells why\n"
+    assert none.err == unknown
     assert rows.states() == {row: ("pending", None)}
 
 

@@ -65,6 +65,7 @@ async def test_axe_finds_nothing_to_mend_by_day_and_by_night(
             await page.goto(address + path)
             found += await violations(page)
         await page.goto(f"{address}/routes")
+        await page.get_by_text("Pause a route or a lane").click()
         await page.get_by_label("Routing key").fill("paid")
         await page.get_by_label("Why the route waits").fill(" ")
         await page.get_by_role("button", name="Pause the route").click()

@@ -23,7 +23,7 @@ COMMANDS = (
     "parked retry", "parked discard", "parked archive", "parked restore", "quarantine reroute", "quarantine discard",
     "quarantine pause", "quarantine resume", "lanes pause", "lanes resume", "dead-letters retry",
     "dead-letters discard", "held retry", "message reveal", "replay", "replay cancel", "jobs pause", "jobs resume",
-    "jobs cancel", "batches give-up", "retention",
+    "jobs cancel", "batches give-up", "retention", "topology apply", "parked edit",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Identity
-from relay.console.forms import TOKEN_FORM, Forms, returned_form
+from relay.console.forms import TOKEN_FORM, Forms, InputError, returned_form
 from relay.console.given import FormWords, Here, Operator, Sessions, Viewer
 from relay.console.looks import Look
 from relay.console.site import Site, site_of
@@ -60,7 +60,7 @@ router = APIRouter()
 PARTS = ("head", "way", "row", "acts")  # of a message's page, each with a template; they follow the row
 NEWS_WITHIN = 0.3  # seconds to look for a row that has moved on
 DOWNLOADED = 64 * 1024 * 1024  # bytes of a payload at most
-CHANGES = {MessageState.PARKED: (Kind.RETRY, Kind.ARCHIVE, Kind.DISCARD), MessageState.ARCHIVED: (Kind.RESTORE,)}
+CHANGES = {MessageState.PARKED: (Kind.RETRY, Kind.ARCHIVE, Kind.DISCARD)}
 
 Row = Annotated[RowName, Path()]
 At = Annotated[str, Form(max_length=100)]
@@ -221,7 +221,7 @@ def change(
             raise UsageError(f"message {message.message_id}: {whereabouts(tables, [named])[named]}")
     who.require(ROLES[kind])
     if not why and kind is not Kind.RETRY:
-        raise UsageError(f"say why: the audit keeps it with the message that you {kind}")
+        raise InputError("why", f"say why: the audit keeps it with the message that you {kind}")
     asked = parked.RetryParked.model_construct(ids=(str(message.id),), why=why)
     ordered = site.do(parked.CHANGES[kind], asked, who)
     if ordered.not_found:
@@ -270,7 +270,7 @@ def _values(request: Request, tables: Tables, found: Located, who: Identity) -> 
     dead = site.looks.of_message(str(message.message_id))
     can_change = is_writable and who.role.includes(Role.OPERATOR)
     head, route = head_of(tables, message), read_awaited_route(tables, message)
-    kinds = CHANGES.get(message.state, ()) if can_change and (head or message.state is MessageState.ARCHIVED) else ()
+    kinds = CHANGES.get(message.state, ()) if can_change and head else ()
     at = str(found.place or "")
     address = f"/messages/{message.message_id}" + (f"?{urlencode({'at': at})}" if at else "")
     return {

@@ -19,7 +19,7 @@ from psycopg.sql import SQL
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume.failed.envelope import sent_back
 from relay.consume.failed.queues import came_from, dead_queue_name
-from relay.errors import NotFoundError, PartlyDoneError, UsageError
+from relay.errors import JobTurnedError, NotFoundError, PartlyDoneError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Job, JobState, Kind, Order, Source, make_job
 from relay.jobs.words import done_in_stages
 from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Stuck, Waits, stage_of
@@ -335,8 +335,12 @@ class LettersWork(SessionWork):
             remedy = "start its consumer: a stage ends when its letters have been consumed"
             log.warning("dead_letters.unconsumed", queue=consumed, remedy=remedy)
         did = Did(position=self._position(save.job), scanned=0, to_scan=self._queue.count)
-        await save(self._connection, did)
-        save.job = save.with_news(did)
+        try:
+            await save(self._connection, did)
+        except JobTurnedError:
+            save.job = await save.read(self._connection)
+        else:
+            save.job = save.with_news(did)
 
     def _position(self, job: Job) -> int:
         return self._trial.expected if self._trial.has_begun else job.position

@@ -175,18 +175,17 @@ def send_edited(
             (made,) = tables.one(SEND_EDITED, values)
         except psycopg.errors.UniqueViolation:
             raise UsageError(f"message {copy} was sent already: an edit is sent once") from None
-        released = _discard(tables, old.id, copy, by=by, why=why) if discard else 0
+        released = _discard(tables, old.id, by=by, why=why) if discard else 0
     return Edited(made, copy, old.message_id, old.id, discard, released)
 
 
-def _discard(tables: Tables, row: int, copy: UUID, *, by: str, why: str) -> int:
+def _discard(tables: Tables, row: int, *, by: str, why: str) -> int:
     """Discard the old row as a job does, and return how many rows go from behind it."""
     values = {"heads": [row], "by": by, "why": why, "job": None}
     fates = composed(tables.schema, FATES)
     tables.execute(HOLD_BEHIND_REMAINING, values, fates=fates)
     released = tables.execute(RELEASE, values, fates=fates).rowcount
-    words = {"words": f"discarded by {by}, sent again as {copy}: {why}"}
-    tables.execute(DISCARD_HEADS, values | words)
+    tables.execute(DISCARD_HEADS, values)
     tables.execute(RING, name=f"{tables.schema}.doorbell")
     return released
 

@@ -50,7 +50,6 @@ NO_PAGE = {
     "failures.look": "a look of a page goes on behind it, for minutes",
     "nodes": "the page reads the pools in the same session",
     "parked.list": "the page of a group lists its rows",
-    "parked.preview": "the page of a group shows the count",
     "parked.reveal": "the page of a message reveals what it says",
     "pool.status": "the page reads the nodes in the same session",
     "quarantine.preview": "the page of a route shows the counts",

@@ -121,7 +121,10 @@ async def test_what_it_changes_is_the_same_and_the_audit_has_the_tokens_name(end
     over = await ends.there("lanes", "resume", "7", *WHY)
 
     assert (retried.code, retried.out) == (3, "retried 1 row, and released 0 held behind it\n")
-    assert json.loads(discarded.out) == {"chosen": 1, "released": 0, "not_found": [], "job": 2, "state": "done"}
+    assert json.loads(discarded.out) == {
+        "chosen": 1, "released": 0, "not_found": [], "job": 2, "state": "done",
+        "failed": 0, "waiting": None, "keys": None,
+    }  # fmt: skip
     assert (rerouted.code, rerouted.out) == (0, "rerouted 1 row to exchange '', routing key 'other'\n")
     assert probed.code == 0
     words = "paused route 3, exchange '', routing key 'later': `relay quarantine resume 3` ends that\n"
