@@ -43,6 +43,7 @@ class Change:
 
     Attributes:
         new: keys of the reasons that were not sent since the outbox was last ok.
+        seen_at: as `at`, by a monotonic clock.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Change:
     previous: Mood
     verdict: TheVerdict
     new: frozenset[str]
+    seen_at: float = 0.0
 
 
 class Changes:
@@ -79,7 +81,7 @@ class Changes:
         held = {each for each, (at, seen) in self._since.items() if now - at >= self._after and look > seen}
         if mood not in held or (mood is self._state and held & keys <= self._sent):
             return None
-        change = Change(str(uuid4()), datetime.now(UTC), self._state, verdict, frozenset(keys - self._sent))
+        change = Change(str(uuid4()), datetime.now(UTC), self._state, verdict, frozenset(keys - self._sent), now)
         self._state = mood
         self._sent = set() if mood is Mood.OK else self._sent | keys
         return change
@@ -145,7 +147,7 @@ class Webhook:
                 log.info("console.webhook_sent", change=change.id, state=change.verdict.mood, tries=tries)
                 return
             log.warning("console.webhook_failed", change=change.id, reason=reason, tries=tries)
-            if (datetime.now(UTC) - change.at).total_seconds() >= GIVE_UP_AFTER:
+            if time.monotonic() - change.seen_at >= GIVE_UP_AFTER:
                 self._waiting.popleft()
                 self._give_up(change, reason)
                 return

@@ -21,7 +21,7 @@ MOST_PAGES = 70
 # What no page of ours has, and where a link of ours may lead.
 NOT_OURS = """() => [...document.querySelectorAll('*')].flatMap(each => [
     ...(/^(IFRAME|OBJECT|EMBED|BASE|STYLE|MATH|VIDEO|AUDIO)$/i.test(each.tagName) ? [each.outerHTML] : []),
-    ...(/^(SCRIPT|IMG)$/.test(each.tagName) && !(each.getAttribute('src') || '').startsWith('/static/')
+    ...(/^(SCRIPT|IMG)$/.test(each.tagName) && !/^[/](static|icon)[/]/.test(each.getAttribute('src') || '')
         ? [each.outerHTML] : []),
     ...[...each.attributes].filter(found => /^(on|style$|srcdoc$)/i.test(found.name)
         || (/^(href|src|action|formaction|hx-get|hx-post)$/i.test(found.name)

@@ -27,7 +27,8 @@ def test_no_page_asks_another_site() -> None:
 
 def test_no_template_has_an_inline_script_or_style_or_turns_escaping_off() -> None:
     inline = re.compile(r"<script(?![^>]*\bsrc=)|\bstyle=|\son[a-z]+=|<style|hx-on|\|\s*safe")
-    allowed = {("overview.html", "| safe")}  # what the same engine has made before
+    # What the same engine has made before, and a page of ours that Markdown without HTML has made.
+    allowed = {("overview.html", "| safe"), ("runbook.html", "| safe")}
     found = {
         (file.name, hit[0])
         for file in Path(templates.FOLDER).glob("*.html")

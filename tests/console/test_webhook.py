@@ -175,7 +175,9 @@ async def test_a_receiver_gets_each_change_with_its_reason_and_link(settings: Se
 
 
 def states(told: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(each["previous_state"], each["state"]) for each in told]
+    """Return the changes, each once: one comes again when its answer was lost."""
+    once = {each["id"]: each for each in told}
+    return [(each["previous_state"], each["state"]) for each in once.values()]
 
 
 async def comes(look: Callable[[], list[tuple[str, str]]], wanted: list[tuple[str, str]]) -> None:

@@ -15,10 +15,14 @@ WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "d
 STAMPS = {
     "console/checkup.py",
     "console/consumers.py",
+    "console/forms.py",  # how old a page is that sends its form; pages are made and read by one host
     "console/looks.py",
     "console/pages/failures.py",
+    "console/pages/replay.py",
     "console/sampler.py",
+    "console/webhook.py",
     "consume/classify.py",
+    "operate/audit.py",
     "operate/doctor/broker_hosts.py",  # until when a certificate is good
     "operate/doctor/server.py",  # compares both clocks
     "operate/letters/asked.py",

@@ -92,7 +92,7 @@ async def walk_message(tracer: Tracer, settings: Settings) -> list[str]:
 async def walk_retry(tracer: Tracer, settings: Settings) -> list[str]:
     """Follow a failure group from its page until its rows are pending again, and its job is seen as done.
 
-    What every page opens, such as the log-in, does not count.
+    What every page opens, such as the log-in, does not count. Nor does the console's look at the outbox after a change.
     """
     rows = Rows(settings.database.url.get_secret_value())
     async with running(settings) as app, browser(app) as client:
@@ -106,6 +106,10 @@ async def walk_retry(tracer: Tracer, settings: Settings) -> list[str]:
             assert "done" in (await client.get(ordered.headers["Location"])).text
 
         async def another_page() -> None:
+            sampler = app.state.site.sampler
+            before = sampler.latest
+            sampler.wake()
+            await eventually(lambda: sampler.latest is not before, "the console has looked")
             await client.get("/runbooks")
 
         with rows.connection:
