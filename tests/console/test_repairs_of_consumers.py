@@ -28,6 +28,7 @@ async def shows(page: Page, words: str, *, where: str = "main") -> None:
     """Wait until the page shows these words; load it again until then, as a reader does."""
 
     async def does() -> bool:
+        await page.wait_for_load_state()  # of what a click has opened
         await page.reload()
         return words in (await page.locator(where).text_content() or "")
 
