@@ -222,3 +222,17 @@ async def test_jobs_are_listed_with_who_made_them(relay: Commands, sent: SentRow
     assert newer["filter"] == {"message_ids": [message_id]}
     lines = (await relay.ask("jobs", "list")).said.splitlines()
     assert lines[1].split("\t")[:4] == ["2", "replay", "sent", "done"]
+
+
+async def test_a_refused_row_is_listed_that_is_settled_before_the_last_read(
+    relay: Commands, sent: SentRows, copies: Copies
+) -> None:
+    """The pace gives no room then, so the step that counts it cannot know that it is the last."""
+    ids = await sent.add(3)
+    (bad,) = await sent.add(1, event_type="x" * 250)  # longer than a routing key may be
+
+    await relay("replay", "--all", "--rate", "40")
+    shown = await relay.ask("jobs", "show", "1")
+
+    assert f"{bad}\t" in shown.said
+    assert faults(ids, await copies.read()) == []

@@ -171,6 +171,8 @@ class ReplayWork:
         if room:
             await self._hand_over(room)
         if self._is_read and not self._ledger.rows:
+            if self._ledger.failures:  # the step that counted them did not save
+                await self._write(self._did(), save)
             return Ended()
         did, ledger = self._did(), self._ledger
         is_last = self._is_read and did.done + did.failed == ledger.rows
