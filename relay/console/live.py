@@ -97,7 +97,7 @@ class Live:
                 "sample": seen.sample,
                 "verdict": found,
                 "figures": figures,
-                "paused_jobs": seen.sample.paused.total if seen.sample else 0,
+                "paused_jobs": self._sampler.paused_jobs,
             }
             parts = {name: fragment(f"{name}.html", **values) for name in (*PARTS, PAUSED)}
             drawn = Drawn(seen, found, {**parts, STATE: found.mood})

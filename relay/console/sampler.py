@@ -128,6 +128,11 @@ class Sampler:
             # Not wait_for: in Python 3.11 it loses a cancel that comes together with the event.
             await wait_for_event(self._wanted, max(pause, 0.1))
 
+    @property
+    def paused_jobs(self) -> int:
+        """How many jobs wait for an operator, as the latest look saw."""
+        return self.latest.paused.total if self.latest else 0
+
     def wake(self) -> None:
         """Look at once; any thread may call it."""
         if self._loop is not None:

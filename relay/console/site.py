@@ -124,8 +124,7 @@ class Site:
     @property
     def paused_jobs(self) -> int:
         """How many jobs wait for an operator, as the latest look saw."""
-        sample = self.sampler.latest
-        return sample.paused.total if sample else 0
+        return self.sampler.paused_jobs
 
     def _job_left(self, job: Job) -> None:
         """See again what a job has changed that does not run any more."""

@@ -25,7 +25,7 @@ from relay.console.templates import page
 from relay.errors import DeadlineError, NotFoundError, UsageError
 from relay.jobs.job import NO_CAUTION, Caution, Kind
 from relay.operate import held
-from relay.operate.asked import QUEUE_NAME, GroupId, ShortString, Words
+from relay.operate.asked import QUEUE_NAME, GroupId, QueueName, ShortString, Words
 from relay.operate.failures import Group, Where, by_weight, read_group, with_retries
 from relay.operate.jobs import ROLES
 from relay.operate.letters import asked as letters
@@ -46,7 +46,6 @@ SHOWN = 20  # rows of a group
 STAGED = Caution(stages=(1, 10, 100), stop_when_failing=0.05)
 KINDS = {Where.PARKED: (Kind.RETRY, Kind.ARCHIVE, Kind.DISCARD), Where.DEAD_LETTER: (Kind.RETRY, Kind.DISCARD)}
 
-QueueName = Annotated[str, StringConstraints(pattern=QUEUE_NAME)]
 Named = Annotated[tuple[QueueName, ...], Query(max_length=10)]
 
 

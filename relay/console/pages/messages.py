@@ -10,19 +10,19 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Form, Path, Query
-from pydantic import BaseModel, ConfigDict, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Identity
 from relay.console.forms import TOKEN_FORM, Forms, InputError, returned_form
-from relay.console.given import FormWords, Here, Operator, Sessions, Viewer
+from relay.console.given import FormWords, Here, Once, Operator, Sessions, Viewer
 from relay.console.looks import Look
 from relay.console.site import Site, site_of
 from relay.console.templates import fragment, page
 from relay.errors import OutboxError, UsageError
 from relay.jobs.job import Kind
-from relay.operate.asked import QUEUE_NAME, RowName
+from relay.operate.asked import QueueName, RowName
 from relay.operate.failures import Group
 from relay.operate.jobs import ROLES
 from relay.operate.letters import asked as letters
@@ -64,7 +64,6 @@ CHANGES = {MessageState.PARKED: (Kind.RETRY, Kind.ARCHIVE, Kind.DISCARD)}
 
 Row = Annotated[RowName, Path()]
 At = Annotated[str, Form(max_length=100)]
-QueueName = Annotated[str, StringConstraints(pattern=QUEUE_NAME)]
 
 
 class SearchFilters(BaseModel):
@@ -234,6 +233,7 @@ def change_letter(
     site: Here,
     database: Sessions,
     who: Operator,
+    once: Once,
     *,
     row: Row,
     kind: Annotated[Literal[Kind.RETRY, Kind.DISCARD], Form()],
@@ -247,9 +247,9 @@ def change_letter(
         message = read_message(tables, named, _place(at)).message
     who.require(ROLES[kind])
     if not why:
-        raise UsageError(f"say why: the audit keeps it with the letter that you {kind}")
+        raise InputError("why", f"say why: the audit keeps it with the letter that you {kind}")
     asked = letters.RetryLetters.model_construct(queue=queue, message_ids=(str(message.message_id),), why=why)
-    return RedirectResponse(f"/jobs/{site.do(letters.CHANGES[kind], asked, who).id}", HTTPStatus.SEE_OTHER)
+    return site.order(letters.CHANGES[kind], asked, who, once)
 
 
 @router.post("/messages/{row}/probe")

@@ -29,6 +29,7 @@ from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, re
 from relay.servers.postgres.database import (
     KEEPALIVE,
     SESSION_SETTINGS,
+    SET_EACH,
     DatabaseConnection,
     Host,
     connect_async,
@@ -49,13 +50,6 @@ PLANNER = SQL("""
     SET enable_sort = off;
     SET jit = off;
     SET max_parallel_workers_per_gather = 0
-""")
-
-# Older servers lack some of these settings.
-SET_OWN = SQL("""
-    SELECT set_config(name, value, false)
-    FROM unnest(%(names)s::text[], %(values)s::text[]) AS own (name, value)
-    JOIN pg_settings USING (name)
 """)
 
 # After one wide row, libpq keeps an input buffer of its size. Otherwise the buffer has 16 KiB, and the relay wakes up
@@ -125,7 +119,7 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
     try:
         async with asyncio.timeout(database.command_timeout):
             await require_session(connection, database)
-            await connection.execute(SET_OWN, _own_settings(connection, database))
+            await connection.execute(SET_EACH, _own_settings(connection, database))
             await connection.execute(PLANNER)
             await connection.execute(WIDE_ROW)
             cursor = await connection.execute(READ_TABLES.format(schema=Identifier(schema)))
@@ -144,7 +138,7 @@ async def prepare(connection: AsyncConnection, database: DatabaseSettings) -> No
         raise DatabaseUnavailableError(reason, public=public_reason(error)) from error
 
 
-def _own_settings(connection: AsyncConnection, database: DatabaseSettings) -> dict[str, list[str]]:
+def _own_settings(connection: AsyncConnection, database: DatabaseSettings) -> dict[str, Any]:
     """Return what replaces the defaults of this session's role and database.
 
     The server, too, must notice a peer that died silently: until then no live node holds the lanes.
@@ -159,7 +153,7 @@ def _own_settings(connection: AsyncConnection, database: DatabaseSettings) -> di
     ours = connection.info.get_parameters()
     for name in KEEPALIVE.keys() & ours.keys() - {"keepalives"}:
         own[f"tcp_{name.removeprefix('tcp_')}"] = ours[name]
-    return {"names": list(own), "values": list(own.values())}
+    return {"names": list(own), "values": list(own.values()), "is_local": False}
 
 
 class HeldLanes:

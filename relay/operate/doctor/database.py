@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator
 
 import psycopg
-from psycopg.sql import SQL
 
 from relay.config.settings import DatabaseSettings, Settings
 from relay.errors import ConfigurationError, DatabaseUnavailableError
@@ -27,6 +26,7 @@ from relay.servers.postgres.database import (
     LENT_OUT,
     NAME_SERVER,
     SESSION_SETTINGS,
+    SET_EACH,
     connect,
     each_host,
     host_of,
@@ -64,11 +64,6 @@ CHECKS: dict[str, Check] = {
     "database.clock": clock_difference,
 }
 POOLER = "database.pooler"
-
-# For one transaction: the session may be lent by a pooler.
-SET = SQL(
-    "SELECT set_config(name, value, true) FROM unnest(%(names)s::text[], %(values)s::text[]) AS own (name, value)"
-)
 
 
 def examine_database(settings: Settings, *, only: Collection[str] | None = None) -> Iterator[Finding]:
@@ -110,7 +105,8 @@ def _answers(name: str, check: Check, connection: psycopg.Connection, settings: 
     own = SESSION_SETTINGS | {"statement_timeout": f"{round(settings.database.command_timeout * 1000)}ms"}
     try:
         with connection.transaction(force_rollback=True):
-            connection.execute(SET, {"names": list(own), "values": list(own.values())})
+            # For this transaction alone: the session may be lent by a pooler.
+            connection.execute(SET_EACH, {"names": list(own), "values": list(own.values()), "is_local": True})
             return list(check(connection, settings))
     except psycopg.Error as error:
         return [Finding(name, Verdict.SKIPPED, error.diag.message_primary or one_line(error))]

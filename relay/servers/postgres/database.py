@@ -42,6 +42,12 @@ SESSION_SETTINGS = {
     "standard_conforming_strings": "on",
 }
 SET_SESSION = "; ".join(f"SET {name} = '{value}'" for name, value in SESSION_SETTINGS.items())
+# Older servers lack some settings.
+SET_EACH = """
+    SELECT set_config(name, value, %(is_local)s)
+    FROM unnest(%(names)s::text[], %(values)s::text[]) AS own (name, value)
+    JOIN pg_settings USING (name)
+"""
 
 LENT_OUT = (
     "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions."
