@@ -13,9 +13,9 @@ from relay.console.templates import fragment
 from relay.console.verdict import TheVerdict, verdict
 
 PARTS = ("headline", "verdict", "figures", "relays")  # each has a template
-PAUSED = "paused"  # the menu's count of paused jobs, with a template
+COUNTS = ("failed", "paused")  # the menu's counts of failed messages and of paused jobs; each has a template
 STATE = "state"  # the mood, for the icon
-FRAME = (STATE, PAUSED)  # what every page shows; all are events of the stream
+FRAME = (STATE, *COUNTS)  # what every page shows; all are events of the stream
 SHORTEST = 300.0  # seconds that a chart spans at least
 
 
@@ -98,11 +98,26 @@ class Live:
                 "verdict": found,
                 "figures": figures,
                 "paused_jobs": self._sampler.paused_jobs,
+                "failed_messages": failed_messages(seen.sample, seen.consumers),
             }
-            parts = {name: fragment(f"{name}.html", **values) for name in (*PARTS, PAUSED)}
+            parts = {name: fragment(f"{name}.html", **values) for name in (*PARTS, *COUNTS)}
             drawn = Drawn(seen, found, {**parts, STATE: found.mood})
             self._drawn = drawn
         return drawn
+
+
+def failed_messages(sample: Sample | None, consumers: SeenConsumers | None) -> int:
+    """Return how many messages have failed: rows that are parked or wait for a route, held messages, dead letters.
+
+    A row that only waits behind another one of its key does not count, as on the page Failures.
+    """
+    failed = 0
+    if sample and (status := sample.status):
+        failed += status.parked - status.parked_held
+        failed += sum(route.rows for route in status.quarantined_routes if route.paused_at is None)
+    if consumers:
+        failed += sum(consumers.letters.values()) + sum(each.keys for each in consumers.held)
+    return failed
 
 
 def _figures(sample: Sample | None, in_queues: int | None) -> list[Figure]:

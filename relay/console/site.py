@@ -20,7 +20,7 @@ from relay.console.checkup import Checkup
 from relay.console.consumers import Consumers
 from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.console.failure_groups import FailureGroups
-from relay.console.live import Live
+from relay.console.live import Live, failed_messages
 from relay.console.looks import Looks
 from relay.console.place import Location, place_of
 from relay.console.repeats import Repeatable
@@ -125,6 +125,11 @@ class Site:
     def paused_jobs(self) -> int:
         """How many jobs wait for an operator, as the latest look saw."""
         return self.sampler.paused_jobs
+
+    @property
+    def failed_messages(self) -> int:
+        """How many messages have failed, as the latest looks saw."""
+        return failed_messages(self.sampler.latest, self.consumers.latest)
 
     def _job_left(self, job: Job) -> None:
         """See again what a job has changed that does not run any more."""

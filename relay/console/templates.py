@@ -21,22 +21,37 @@ ERROR = "error.html"
 FOLDER = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
 
-# In the order of the menu: path and title.
+# In the order of the menu: groups of paths with their titles.
 MENU = (
-    ("/", "Overview"),
-    ("/messages", "Messages"),
-    ("/failures", "Failures"),
-    ("/jobs", "Jobs"),
-    ("/replay", "Replay"),
-    ("/reconcile", "Reconcile"),
-    ("/routes", "Routes"),
-    ("/nodes", "Nodes"),
-    ("/consumers", "Consumers"),
-    ("/retention", "Retention"),
-    ("/batches", "Batches"),
-    ("/doctor", "Doctor"),
-    ("/audit", "Audit"),
-    ("/runbooks", "Runbooks"),
+    (
+        "Operate",
+        (
+            ("/", "Overview"),
+            ("/failures", "Failures"),
+            ("/jobs", "Jobs"),
+            ("/messages", "Messages"),
+            ("/routes", "Routes"),
+            ("/replay", "Replay"),
+        ),
+    ),
+    (
+        "Data",
+        (
+            ("/reconcile", "Reconcile"),
+            ("/batches", "Batches"),
+            ("/retention", "Retention"),
+            ("/audit", "Audit"),
+        ),
+    ),
+    (
+        "System",
+        (
+            ("/nodes", "Nodes"),
+            ("/consumers", "Consumers"),
+            ("/doctor", "Doctor"),
+            ("/runbooks", "Runbooks"),
+        ),
+    ),
 )
 WITH_LOGIN = (Authentication.PASSWORD, Authentication.OIDC)
 
@@ -76,6 +91,10 @@ class Frame(Protocol):
     def paused_jobs(self) -> int:
         """How many jobs wait for an operator."""
 
+    @property
+    def failed_messages(self) -> int:
+        """How many messages have failed, as the page Failures lists them."""
+
 
 def fragment(name: str, **values: Any) -> str:
     """Return the part of a page that a template makes of these values."""
@@ -103,6 +122,7 @@ def page(
         "menu": MENU,
         "mood": frame.mood() if identity else "",
         "paused_jobs": frame.paused_jobs,
+        "failed_messages": frame.failed_messages,
         "path": request.url.path,
         "place": frame.place(),
         "read_only": console.read_only,
