@@ -1,15 +1,20 @@
 """Numbers, times and texts as the pages show them."""
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import assert_never
+from typing import Any, assert_never
 
 from markupsafe import Markup, escape
 
 from relay.jobs.job import Job, JobState
 from relay.jobs.words import is_unwatched
+from relay.runtime.memory import size_words
 
 NOTHING = "-"
+NAMES = {"aggregate_type": "type of key", "aggregate_id": "key", "group": "failure group", "ids": "rows"}  # of a filter
+MOST_LISTED = 20
+MOMENT = re.compile(r"(?a)\b(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(?: UTC\b|Z\b)")  # as pages and commands print it
 
 
 def number(value: float | None) -> str:
@@ -21,11 +26,20 @@ def short(value: float | None) -> str:
     """Return a number in at most four digits: 1.2 million."""
     if value is None:
         return NOTHING
-    for size, word in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if value >= size:
-            unit = 1e3 if word == "k" else size
-            return f"{value / unit:.1f} {word}"
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+    for least, word in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= least:
+            unit = 1e3 if word == "k" else least
+            return f"{_brief(value / unit)} {word}"
+    return f"{value:,.0f}" if value >= 10 else _brief(value)
+
+
+def _brief(value: float) -> str:
+    return f"{value:,.1f}".removesuffix(".0")
+
+
+def size(count: int | None) -> str:
+    """Return a number of bytes: 200 bytes, 1.5 KiB, 64 MiB."""
+    return NOTHING if count is None else size_words(count)
 
 
 def duration(seconds: float | None) -> str:
@@ -34,15 +48,20 @@ def duration(seconds: float | None) -> str:
         return NOTHING
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
-    for size, word in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {word}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    for unit, word in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {word}"
+    return f"{_brief(seconds) if seconds < 10 else round(seconds)} s"
+
+
+def utc(at: datetime | None) -> str:
+    """Return a moment to the second: 2026-11-29 06:31:58 UTC."""
+    return NOTHING if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def moment(at: datetime | None) -> str:
-    """Return a time of UTC to the second."""
-    return NOTHING if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    """Return a moment as an element, which a script adds its age and the local time to (static/times.js)."""
+    return NOTHING if at is None else marked(utc(at))
 
 
 def job_mood(job: Job) -> str:
@@ -60,6 +79,20 @@ def job_mood(job: Job) -> str:
             assert_never(job.state)
 
 
-def commands(words: str) -> Markup:
-    """Return words with what stands in backticks as code; everything is escaped."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))  # noqa: S704  (escaped just before)
+def chosen(filter_: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what a job's filter names, each with its value: the columns of rows as the search calls them."""
+    named = [(NAMES.get(name, name.replace("_", " ")), value) for name, value in filter_.items() if value]
+    return [(name, _listed(value)) for name, value in named]
+
+
+def _listed(value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    more = len(value) - MOST_LISTED
+    return ", ".join(map(str, value[:MOST_LISTED])) + (f", and {more:,} more" if more > 0 else "")
+
+
+def marked(words: str) -> Markup:
+    """Return words with what stands in backticks as code, and moments as elements; everything is escaped."""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words)))
+    return Markup(MOMENT.sub(r'<time datetime="\1T\2Z">\1 \2 UTC</time>', text))  # noqa: S704  (escaped just before)

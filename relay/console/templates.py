@@ -1,5 +1,6 @@
 """Pages from templates: every value is escaped."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from relay import __version__
 from relay.config.settings import Authentication
 from relay.console.access.cookie import browser_of, new_browser, set_cookie
 from relay.console.access.identity import door_of
-from relay.console.formats import commands, duration, job_mood, moment, number, short
+from relay.console.formats import chosen, duration, job_mood, marked, moment, number, short, size, utc
 from relay.console.forms import Forms, Returned, address_of, returned_form
 from relay.console.place import Location
 from relay.jobs.words import how_far, outcome_of, share_of, speed_words, state_of
@@ -63,18 +64,21 @@ _environment = Environment(
     lstrip_blocks=True,
 )
 _environment.filters |= {
-    "commands": commands,
+    "chosen": chosen,
     "duration": duration,
     "how_far": how_far,
     "lanes": lane_ranges,
+    "marked": marked,
     "moment": moment,
     "mood": job_mood,
     "number": number,
     "outcome": outcome_of,
     "share": share_of,
     "short": short,
+    "size": size,
     "speed": speed_words,
     "state": state_of,
+    "utc": utc,
 }
 
 
@@ -117,6 +121,7 @@ def page(
     returned = returned or returned_form(request)
     common = {
         "identity": identity,
+        "now": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "has_logout": console.authentication in WITH_LOGIN,
         "base": console.base,
         "menu": MENU,

@@ -78,6 +78,14 @@ def mib(size: float) -> str:
     return f"{ceil(size / MIB):,} MiB"
 
 
+def size_words(count: int) -> str:
+    """Return a number of bytes in its largest unit: 200 bytes, 1.5 KiB, 64 MiB."""
+    for unit, word in ((2**30, "GiB"), (MIB, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:,.1f}".removesuffix(".0") + f" {word}"
+    return f"{count:,} {'byte' if count == 1 else 'bytes'}"
+
+
 def return_large_blocks() -> None:
     """Let malloc give blocks of 1 MiB and more back to the system as soon as they are freed.
 

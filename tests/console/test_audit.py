@@ -186,8 +186,8 @@ async def test_a_viewer_sees_filters_and_downloads(
 
     assert len(re.findall("<tr>", whole.text)) == deeds + 2 + 1
     assert f'<a href="/audit?job={job}&amp;rows=true">3 rows</a>' in whole.text
-    assert chosen.text.count('<td class="name">grace</td><td>replay</td>') == 3
-    assert "<td>parked retry</td>" not in chosen.text
+    assert chosen.text.count('<td data-label="Who" class="name">grace</td><td data-label="What">replay</td>') == 3
+    assert '<td data-label="What">parked retry</td>' not in chosen.text
     assert [each.status_code for each in wrong] == [200, 200]
     assert all('class="notice failed" role="alert">' in each.text for each in wrong)
     assert len(lines_of(file)) == 1 + 4

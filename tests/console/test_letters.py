@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from relay.config.settings import Settings
 from relay.console import looks
+from relay.console.formats import moment
 from relay.console.looks import Look, Looks
 from relay.operate.letters.queue import MOST_RETURNS
 from relay.operate.operation import Role
@@ -66,7 +67,7 @@ async def test_a_group_is_found_and_sent_back(
         done = await job_of(client, await post(client, f"/failures/{group.id}/jobs", form))
 
     assert (look.letters, look.read, group.count) == (4, 4, 3)
-    assert "s ago" in listed.text
+    assert str(moment(look.at)) in listed.text
     assert all(f"/failures/{each.id}" in listed.text for each in look.groups)
     assert all(message_id in page.text for message_id in sent)
     assert "counter/a" in page.text
@@ -190,7 +191,7 @@ async def test_a_look_ends_after_so_many_letters_and_says_how_many_are_left(
         group = await client.get(f"/failures/{look.groups[0].id}")
 
     assert (look.letters, look.read) == (450, 200)
-    assert re.search(r'<td class="number">250</td>', page.text)
+    assert re.search(r'<td data-label="Not read" class="number">250</td>', page.text)
     assert "in the first 200 of 450 letters" in group.text
     assert await letters.ids() == [f"id-{number}" for number in range(450)]  # in their places
 

@@ -25,7 +25,7 @@ async def test_a_replay_is_counted_and_ordered(settings: Settings, tmp_path: Pat
     assert "messages</h2>" not in empty.text
     assert " messages</h2>" in counted.text
     assert ordered.status_code == 303
-    assert "event_type = Paid" in job.text
+    assert 'event type <span class="mono">Paid</span>' in job.text
     assert "a new consumer" in job.text
 
 

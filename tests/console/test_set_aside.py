@@ -71,7 +71,7 @@ async def test_all_that_a_job_has_discarded_is_restored_from_its_page(
 
     assert 'href="/restore?job=1"' in job.text
     assert "<h1>Restore 3 rows?</h1>" in asks.text
-    assert "No such row is set aside now." in again.text
+    assert "No such row is archived or discarded now." in again.text
 
 
 @pytest.mark.parametrize("query", ["", "?job=7", "?id=seven", "?job=1"], ids=["nothing", "no job", "no id", "a retry"])

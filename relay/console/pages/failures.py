@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated
 from urllib.parse import urlencode
@@ -64,11 +63,6 @@ class KnownQueue:
     number: int | None
     look: Look | None
     is_looked_at: bool  # now
-
-    @property
-    def age_s(self) -> float | None:
-        """Seconds since the look."""
-        return (datetime.now(UTC) - self.look.at).total_seconds() if self.look else None
 
     @property
     def has_changed(self) -> bool:
