@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from relay.console import charts
 from relay.console.background import Background
 from relay.console.charts import Chart, chart
 from relay.console.checkup import Checkup, CheckupReport
@@ -28,7 +29,10 @@ class Figure:
     about: str
     chart: Chart | None
     highest: str
+    top: str  # of the axis; empty where all values are 0
     span: str  # of the chart
+    span_s: float
+    points: str  # for a script: how many seconds ago, and the value in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +128,14 @@ def _figures(sample: Sample | None, in_queues: int | None) -> list[Figure]:
     status, latency = (sample.status, sample.latency) if sample else (None, None)
     history = sample.history if sample else ()
     for_a_route = f", {short(status.quarantined)} for a route" if status and status.quarantined else ""
-    waits = f"rows wait{for_a_route}"
     rows = [
-        ("Backlog", short(sample.backlog if sample else None), waits, lambda each: each.backlog, short),
-        ("Oldest", duration(sample.age_s if sample else None), "the longest wait", lambda each: each.age_s, duration),
-        ("Sent", short(sample.rate if sample else None), "a second", lambda each: each.rate, short),
-        ("Latency", duration(latency.p95_s if latency else None), "95% of the last minute",
-         lambda each: each.latency_s, duration),
+        ("Backlog", short(sample.backlog if sample else None), f"rows wait{for_a_route}", lambda each: each.backlog,
+         short),
+        ("Oldest", duration(sample.age_s if sample else None), "the longest wait of a row", lambda each: each.age_s,
+         duration),
+        ("Sent", short(sample.rate if sample else None), "messages a second", lambda each: each.rate, short),
+        ("Latency", duration(latency.p95_s if latency else None), "p95, last minute", lambda each: each.latency_s,
+         duration),
         ("In queues", short(in_queues), "messages wait for consumers", lambda each: each.in_queues, short),
         ("Parked", short(status.parked if status else None), "rows wait for a decision", lambda each: each.parked,
          short),
@@ -148,7 +153,17 @@ def _figure(
     words: Callable[[float | None], str],
 ) -> Figure:
     since, until = (history[0].at, history[-1].at) if history else (0.0, 0.0)
-    points = [(point.at, found) for point in history if (found := of(point)) is not None]
     since = min(since, until - SHORTEST)  # a curve of a few seconds would look like a cliff
-    drawn = chart(points, since=since, until=until)
-    return Figure(title, value, about, drawn, words(drawn.highest) if drawn else "", duration(until - since))
+    values = [(point.at, of(point)) for point in history]
+    drawn = chart(values, since=since, until=until, steps=charts.SECONDS if words is duration else charts.COUNTS)
+    return Figure(
+        title,
+        value,
+        about,
+        drawn,
+        highest=words(drawn.highest) if drawn else "",
+        top=words(drawn.top) if drawn and drawn.top else "",
+        span=duration(until - since),
+        span_s=until - since,
+        points="|".join(f"{ago:.0f}:{words(known)}" for ago, known in drawn.points) if drawn else "",
+    )

@@ -39,14 +39,14 @@ Figure = TypeVar("Figure", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Some seconds of the history: the worst of each figure."""
+    """Some seconds of the history: the worst of each figure; None where nobody knows it."""
 
     at: float  # monotonic
-    backlog: int
-    age_s: float
-    rate: float
+    backlog: int | None
+    age_s: float | None
+    rate: float | None
     in_queues: int | None
-    parked: int
+    parked: int | None
     latency_s: float | None
 
 
@@ -221,25 +221,30 @@ class Sampler:
             self._history.popleft()
         if status is None:
             self._looks.clear()
+            self._add(Point(now, None, None, None, self._in_queues(), None, None))
             return None
         rate = self._rate(now, status.published_total)
         self._looks.append((now, status.published_total, published(status.nodes)))
         while self._looks and self._looks[0][0] < now - max(RATE_OVER, self._settle_after) - IDLE_INTERVAL:
             self._looks.popleft()
-        point = Point(
-            at=now,
-            backlog=backlog(status),
-            age_s=age_s(status, at) or 0.0,
-            rate=rate or 0.0,
-            in_queues=self._in_queues(),
-            parked=status.parked,
-            latency_s=None if latency is None else latency.p95_s,
+        self._add(
+            Point(
+                at=now,
+                backlog=backlog(status),
+                age_s=age_s(status, at) or 0.0,
+                rate=rate,
+                in_queues=self._in_queues(),
+                parked=status.parked,
+                latency_s=None if latency is None else latency.p95_s,
+            )
         )
-        if self._history and now - self._history[-1].at < POINT:
+        return rate
+
+    def _add(self, point: Point) -> None:
+        if self._history and point.at - self._history[-1].at < POINT:
             self._history[-1] = _worse(self._history[-1], point)
         else:
             self._history.append(point)
-        return rate
 
     def _rate(self, now: float, total: int) -> float | None:
         """Return the messages a second since a look some seconds ago."""
@@ -263,11 +268,11 @@ def age_s(status: Status, at: datetime) -> float | None:
 def _worse(one: Point, other: Point) -> Point:
     return replace(
         one,
-        backlog=max(one.backlog, other.backlog),
-        age_s=max(one.age_s, other.age_s),
-        rate=max(one.rate, other.rate),
+        backlog=_highest(one.backlog, other.backlog),
+        age_s=_highest(one.age_s, other.age_s),
+        rate=_highest(one.rate, other.rate),
         in_queues=_highest(one.in_queues, other.in_queues),
-        parked=max(one.parked, other.parked),
+        parked=_highest(one.parked, other.parked),
         latency_s=_highest(one.latency_s, other.latency_s),
     )
 
