@@ -20,6 +20,8 @@ async def doctor(request: Request, _: Viewer, again: bool = False) -> HTMLRespon
     report = await site_of(request).checkup.report(newest=again)
     urgent = [each for each in report.findings if each.verdict in (Verdict.FAILED, Verdict.WARNING)]
     urgent.sort(key=lambda each: each.verdict is not Verdict.FAILED)
-    parts = [("to be mended", urgent)] if urgent else []
-    parts += [(part, list(found)) for part, found in groupby(report.findings, key=lambda each: each.part)]
-    return page(request, "doctor.html", report=report, parts_found=parts, summary=summary(report.findings))
+    rest = [each for each in report.findings if each not in urgent]
+    parts = [(part, list(found)) for part, found in groupby(rest, key=lambda each: each.part)]
+    return page(
+        request, "doctor.html", report=report, urgent=urgent, parts_found=parts, summary=summary(report.findings)
+    )

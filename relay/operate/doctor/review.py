@@ -20,6 +20,7 @@ from relay.engine.send.message import PERSISTENT, REDELIVERED, MessageIdentity
 from relay.engine.send.routes import Router
 from relay.engine.settle import quarantine
 from relay.operate.doctor.finding import Finding, Verdict
+from relay.runtime.memory import size_words
 from relay.servers.rabbitmq.connection import HEARTBEATS_UNTIL_GONE
 
 
@@ -80,7 +81,7 @@ def _in_flight(settings: Settings) -> Finding:
     relay = settings.relay
     words = (
         f"at most {relay.max_in_flight} messages are unconfirmed; at most {relay.max_window_rows} rows and"
-        f" {relay.max_window_bytes:,} bytes are read ahead"
+        f" {size_words(relay.max_window_bytes)} are read ahead"
     )
     if relay.max_window_rows < relay.max_in_flight:
         remedy = "raise relay.max_window_rows: no more than it can be in flight"

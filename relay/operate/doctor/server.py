@@ -107,7 +107,8 @@ def keepalive(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
     if is_local:
         yield Finding(check, Verdict.SKIPPED, "through a local socket nobody dies without a word")
     elif seconds > DEAD_TOO_LONG:
-        words = f"the server believes for {seconds} s in a writer whose machine died, and keeps its locks so long"
+        minutes = round(seconds / 60)
+        words = f"the server believes for {minutes} min in a writer whose machine died, and keeps its locks so long"
         remedy = "on the server: tcp_keepalives_idle = 60, tcp_keepalives_interval = 10, tcp_keepalives_count = 3"
         yield Finding(check, Verdict.WARNING, words, remedy)
     else:

@@ -18,7 +18,16 @@ from relay.config.loading import FILE_SUFFIX
 from relay.config.settings import DatabaseSettings, RelaySettings, Route, Settings
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.runtime.listen import is_loopback
-from relay.runtime.memory import LEAST_WINDOW, Limit, largest_within, memory_limit, mib, needed, window_within
+from relay.runtime.memory import (
+    LEAST_WINDOW,
+    Limit,
+    largest_within,
+    memory_limit,
+    mib,
+    needed,
+    size_words,
+    window_within,
+)
 from relay.servers.postgres.database import conninfo
 from relay.servers.rabbitmq.hosts import broker_urls
 
@@ -158,7 +167,8 @@ def memory(relay: RelaySettings, limit: Limit | None = None) -> Finding:
     limit = limit or memory_limit()
     window, largest = relay.max_window_bytes, relay.max_message_bytes
     words = (
-        f"a window of {window:,} bytes and messages of up to {largest:,} take at most {mib(needed(window, largest))};"
+        f"a window of {size_words(window)} and messages of up to {size_words(largest)} take at most"
+        f" {mib(needed(window, largest))};"
         f" the limit is {mib(limit.size)} ({limit.source})"
     )
     least = needed(LEAST_WINDOW, largest)
