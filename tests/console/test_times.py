@@ -68,7 +68,7 @@ async def test_without_a_script_moments_are_utc(chromium: Browser, settings: Set
         await page.goto(address.entrance)
         await page.goto(f"{address}/audit")
 
-        found = await page.locator("time").all_inner_texts()
+        found = await page.locator("time[datetime]").all_inner_texts()
         assert found
         assert [each for each in found if not re.fullmatch(STAMP, each)] == []
         assert await page.locator(".ago").count() == 0

@@ -1,4 +1,4 @@
-// Tell the value of a curve where the pointer is. Without this script each figure tells its value and its highest.
+// Tell the value of a curve where the pointer is. Without this script a figure has its value and its axis.
 "use strict";
 (() => {
   let pointer = null; // {x, y}: kept, as the console draws the curves again each second
@@ -21,7 +21,8 @@
         return { ago: Number(each.slice(0, cut)), value: each.slice(cut + 1) };
       });
       const found = points.reduce((best, each) => (Math.abs(each.ago - wanted) < Math.abs(best.ago - wanted) ? each : best));
-      const at = new Date(Date.now() - found.ago * 1000).toISOString().slice(11, 19);
+      const end = new Date(document.querySelector(".asof time").dateTime).getTime(); // of the console's clock
+      const at = new Date(end - found.ago * 1000).toISOString().slice(11, 19);
       words = `${at} UTC: ${found.value === "-" ? "not known" : found.value}`;
       line = `M${((1 - found.ago / span) * 300).toFixed(1)} 0V56`;
     }
@@ -37,7 +38,7 @@
     showAll();
   };
   for (const name of ["pointermove", "pointerdown"]) document.addEventListener(name, note);
-  document.addEventListener("pointerleave", () => { pointer = null; showAll(); });
+  document.documentElement.addEventListener("pointerleave", () => { pointer = null; showAll(); });
   const figures = document.querySelector("[data-live=figures]");
   if (figures) new MutationObserver(showAll).observe(figures, { childList: true });
 })();
