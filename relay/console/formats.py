@@ -23,7 +23,7 @@ def number(value: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """Return a number in at most four digits: 1.2 million."""
+    """Return a number in few digits: 9,999, 12.3 k, 1.2 M."""
     if value is None:
         return NOTHING
     for least, word in ((1e9, "G"), (1e6, "M"), (1e4, "k")):

@@ -8,6 +8,7 @@ from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
 from relay.operate.operation import Role
+from tests.console.every_page import pages
 from tests.console.filled import fill
 from tests.console.rows import parked, waiting
 from tests.console.site import PASSWORD, serving, users
@@ -15,25 +16,7 @@ from tests.console.windows import NEEDS_CHROMIUM, has_overflow, log_in, violatio
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 
-PAGES = (
-    "/", "/messages", "/messages?state=parked", "/failures", "/failures?queue=billing", "/jobs",
-    "/replay", "/replay?since=1d", "/reconcile",
-    "/routes", "/routes/1", "/routes/topology", "/nodes", "/retention", "/batches",
-    "/doctor", "/audit", "/audit?job=1&rows=true", "/consumers", "/runbooks", "/runbooks/OutboxLaneLost",
-)  # fmt: skip
-HREFS = "links => links.map(link => link.getAttribute('href'))"
-
 pytestmark = NEEDS_CHROMIUM
-
-
-async def pages(page: Page, address: str, filled: list[str]) -> list[str]:
-    """Return the address of every page, also of each failure group and of a sent message."""
-    await page.goto(f"{address}/failures")
-    groups = await page.locator("tbody a").evaluate_all(HREFS)
-    await page.goto(f"{address}/messages?state=sent")
-    messages = await page.locator("tbody tr:first-child td:first-child a").evaluate_all(HREFS)
-    assert len(groups) >= 4  # parked, in quarantine, and held
-    return [*PAGES, *filled, *groups, *[f"{group}/discard" for group in groups], *messages]
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])

@@ -6,9 +6,9 @@ import pytest
 from playwright.async_api import Browser
 
 from relay.config.settings import Settings
+from tests.console.every_page import pages
 from tests.console.filled import fill
 from tests.console.site import serving
-from tests.console.test_browser import pages
 from tests.console.windows import NEEDS_CHROMIUM, window
 
 pytestmark = NEEDS_CHROMIUM
