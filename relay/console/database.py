@@ -11,7 +11,7 @@ from relay.errors import DatabaseUnavailableError
 from relay.operate.reconcile.inbox import OWN, of_inbox
 from relay.operate.session import in_words, limit_statements
 from relay.servers.postgres.bounded_values import bound_values
-from relay.servers.postgres.database import SET_SESSION, conninfo
+from relay.servers.postgres.database import OWN_SETTINGS, SET_EACH, conninfo, set_own
 from relay.servers.postgres.tables import Tables
 
 MOST_CONNECTIONS = 8
@@ -49,7 +49,7 @@ class Database:
         )
 
     def _configure(self, connection: psycopg.Connection) -> None:
-        connection.execute(SET_SESSION)
+        connection.execute(SET_EACH, set_own(OWN_SETTINGS))
         limit_statements(connection, self._timeout)
         bound_values(connection)
 

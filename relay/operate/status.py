@@ -17,6 +17,7 @@ from relay.operate.holders import (
     commits_without_standby,
     foreign_locks,
     held_up,
+    ids_used_up,
     lane_holders,
     long_holders,
 )
@@ -199,9 +200,12 @@ def read_status(
         stalled = not _have_published(nodes, published_before)
     elif stalled and able:
         stalled = not _progresses(tables, nodes, progress_timeout)
-    standby = commits_without_standby(tables.connection)
+    standby, used_up = commits_without_standby(tables.connection), ids_used_up(tables)
     reasons = [Reason(str(standby), About.SESSIONS, Runbook.SESSION)] if standby else []
-    if not (standby and standby.is_relay):  # whose heartbeats are among these commits
+    if used_up:
+        reasons.append(Reason(str(used_up), About.SESSIONS, Runbook.STALLED))
+    # These keep a relay from its heartbeats.
+    if not (standby and standby.is_relay) and not (used_up and used_up.is_relay):
         reasons += _reasons(nodes, oldest_age if stalled else None)
         free = [each.lane for each in lanes if each.node is None and each.paused_at is None]
         if free and any(node.alive for node in nodes):

@@ -362,7 +362,9 @@ def test_a_session_tells_a_lost_connection(database: DatabaseSettings) -> None:
 
 
 def test_a_server_that_is_read_only_is_named_as_such(rows: Rows, database: DatabaseSettings) -> None:
-    refused = pytest.raises(AccessError, match="is read only, as a standby is: add target_session_attrs=read-write")
+    refused = pytest.raises(
+        AccessError, match="takes no writes by this login: `relay doctor` names what sets default_tr"
+    )
 
     with refused, session(database) as tables:
         tables.connection.execute("SET default_transaction_read_only = on")
