@@ -3,14 +3,15 @@
 import sys
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter, validators
+from cyclopts import App, Parameter
 
 from relay.cli.exit_code import ExitCode
 from relay.cli.operations import RemoteDatabaseOptions
+from relay.cli.options import Flags, Most
 from relay.cli.printing import print_json, print_table
 from relay.observe.printable import utc
 from relay.operate import audit
-from relay.operate.audit import Deed, as_csv
+from relay.operate.audit import AuditFilter, Deed, as_csv
 
 LIST_COLUMNS = ("done at", "by", "command", "target", "rows", "why", "job")
 
@@ -21,25 +22,15 @@ app = App(name="audit", help="See who has changed or revealed what, and why.")
 def list_(
     *,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    by: Annotated[str | None, Parameter(help="Only by this person or program; a part of the name is enough.")] = None,
-    command: Annotated[
-        str | None, Parameter(help="Only of this command, as in `parked retry`; `parked` is all of its commands.")
-    ] = None,
-    job: Annotated[int | None, Parameter(help="Only of this job.")] = None,
-    since: Annotated[str | None, Parameter(help="At or after: a moment, or so long ago: 2h.")] = None,
-    until: Annotated[str | None, Parameter(help="Before: a moment, or so long ago: 2h.")] = None,
-    rows: Annotated[bool, Parameter(help="A line for each row of a job, not one for the job.")] = False,
-    limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 100,
+    filters: Annotated[AuditFilter, Flags] = AuditFilter(),
+    limit: Most = 100,
     output: Annotated[
         Literal["text", "json", "csv"],
         Parameter(name=["--output", "-o"], help="A table for people (tab-separated in a pipe), JSON, or CSV."),
     ] = "text",
 ) -> ExitCode:
     """List what was done, the newest first; a job is one line."""
-    asked = audit.ListAudit.model_construct(
-        by=by, command=command, job=job, since=since, until=until, rows=rows, limit=limit
-    )
-    found = options.operations().do(audit.list_, asked).deeds
+    found = options.operations().do(audit.list_, audit.ListAudit.model_construct(**dict(filters), limit=limit)).deeds
     if output == "json":
         print_json(found)
     elif output == "csv":

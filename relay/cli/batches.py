@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from cyclopts import App, Parameter, validators
+from cyclopts import App, Parameter
 
 from relay.cli.consent import Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode
 from relay.cli.operations import RemoteDatabaseOptions
-from relay.cli.options import Output
+from relay.cli.options import Most, Output
 from relay.cli.printing import print_json, print_pairs, print_table, say
 from relay.errors import UsageError
 from relay.observe.printable import utc
@@ -26,7 +26,7 @@ Version = Annotated[int, Parameter(help="Its txnVersion.")]
 def list_(
     *,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 20,
+    limit: Most = 20,
     output: Output = "text",
 ) -> ExitCode:
     """List the newest batches: first those that are begun and not committed."""

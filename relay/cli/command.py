@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
+from pydantic import ValidationError
 
 from relay import __version__
 from relay.cli import runs_until_told
@@ -100,7 +101,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
         with importing("relay"):  # a command's own module is imported when it runs
             code = app()(given, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        complain(f"{str(error).rstrip('.')} (see `relay --help`)")
+        complain(f"{_usage(error)} (see `relay --help`)")
         return ExitCode.USAGE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
@@ -112,6 +113,13 @@ def run_command(arguments: Sequence[str] | None) -> int:
         _begin_log(given)
         return _end(error)
     return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _usage(error: CycloptsError) -> str:
+    """Return what is wrong with the arguments; of a request's fields each by the name of its flag."""
+    if isinstance(fields := error.__cause__, ValidationError) and len(fields.errors()[0]["loc"]) > 0:
+        return "; ".join(f"--{str(each['loc'][0]).replace('_', '-')}: {each['msg']}" for each in fields.errors())
+    return str(error).rstrip(".")
 
 
 def _keep_secrets(arguments: Sequence[str]) -> None:

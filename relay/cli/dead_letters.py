@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,14 +22,14 @@ from relay.cli.job_runs import (
     warn_of_returns,
 )
 from relay.cli.operations import RemoteBrokerOptions, RemoteOptions
-from relay.cli.options import BrokerOptions, DryRun, FailureGroup, MessageFilters, Output, check_choice
+from relay.cli.options import BrokerOptions, DryRun, Flags, Most, Output, check_choice
 from relay.cli.printing import aside, counted, print_json, print_pairs, print_table, say
 from relay.jobs.job import NO_CAUTION, Caution, Kind
 from relay.observe.log import keep_libraries_quiet
 from relay.observe.printable import printable, utc
-from relay.operate.asked import MAX_ID, MOST
+from relay.operate.asked import MAX_ID, MOST, Many
 from relay.operate.letters import asked as letters
-from relay.operate.letters.asked import RetryLetters
+from relay.operate.letters.asked import LetterFilter, RetryLetters
 from relay.operate.letters.audit import AuditEntry
 from relay.operate.letters.document import json_of
 from relay.operate.letters.export import export, written_whole
@@ -37,7 +37,6 @@ from relay.operate.letters.letter import Letter
 from relay.operate.letters.read import look_through, seen_of
 from relay.operate.letters.work import done_by_console, preview_letters, queues_of
 
-MOST_LISTED = 100  # unless --limit says otherwise
 PREVIEW = 1000  # bytes of a body that is not JSON
 LIST_COLUMNS = (
     "position",
@@ -56,28 +55,7 @@ app = App(name="dead-letters", help="See, send back, throw away or save what con
 
 QueueName = Annotated[str, Parameter(help="The consumed queue, or that of its dead letters.")]
 MessageId = Annotated[str, Parameter(name="MESSAGE-ID", help="Its message id.")]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LetterFilters(MessageFilters):
-    """Which letters."""
-
-    reason: Annotated[str | None, Parameter(help="permanent, exhausted, poisoned, unhandled, invalid, ...")] = None
-    exception: Annotated[str | None, Parameter(help="A part of the exception.")] = None
-    consumer: Annotated[str | None, Parameter(help="That this consumer gave up.")] = None
-    group: FailureGroup = None
-    since: Annotated[str | None, Parameter(help="Failed at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")] = None
-    until: Annotated[str | None, Parameter(help="Failed before.")] = None
-    limit: Annotated[int | None, Parameter(help="The first so many.", validator=validators.Number(gte=1))] = None
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BulkLetterFilters(LetterFilters):
-    """Which letters, for a command that changes them."""
-
-    all: Annotated[bool, Parameter(help="Every letter; needed when there is no filter.")] = False
+Filters = Annotated[LetterFilter, Flags]
 
 
 @app.command(name="list")
@@ -86,11 +64,12 @@ def list_(
     /,
     *message_ids: MessageId,
     options: RemoteBrokerOptions = RemoteBrokerOptions(),
-    filters: LetterFilters = LetterFilters(),
+    filters: Filters = LetterFilter(),
+    limit: Most = 100,
     output: Output = "text",
 ) -> ExitCode:
-    """List dead letters, the first 100 unless --limit says otherwise; they stay where they are."""
-    asked = _listed(queue, message_ids, filters, limit=MOST_LISTED)
+    """List dead letters; they stay where they are."""
+    asked = _listed(queue, message_ids, filters, limit)
     keep_libraries_quiet()
     found = options.operations().do(letters.look, asked)
     if output == "json":
@@ -132,14 +111,15 @@ def retry_(
     *message_ids: MessageId,
     audit: Audit = Audit(),
     options: RemoteOptions = RemoteOptions(),
-    filters: BulkLetterFilters = BulkLetterFilters(),
+    filters: Filters = LetterFilter(),
+    many: Annotated[Many, Flags] = Many(),
     careful: Careful = Careful(),
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> ExitCode:
     """Send letters back into the queue that they came from, where they are tried again with all attempts."""
     consumed, dead = queues_of(queue)
-    asked = _changed(queue, message_ids, filters, audit=audit, caution=careful.caution())
+    asked = _changed(queue, message_ids, filters, many, audit=audit, caution=careful.caution())
     if not dry_run:
         audit.check_reason()
     entry = AuditEntry(Kind.RETRY, dead, consumed, audit.operator, audit.reason)
@@ -156,12 +136,13 @@ def discard_(
     *message_ids: MessageId,
     consent: Consent = Consent(),
     options: RemoteOptions = RemoteOptions(),
-    filters: BulkLetterFilters = BulkLetterFilters(),
+    filters: Filters = LetterFilter(),
+    many: Annotated[Many, Flags] = Many(),
     output: Output = "text",
 ) -> ExitCode:
     """Throw letters away for good: `relay dead-letters export` saves them first."""
     _, dead = queues_of(queue)
-    asked = _changed(queue, message_ids, filters, audit=consent, caution=NO_CAUTION)
+    asked = _changed(queue, message_ids, filters, many, audit=consent, caution=NO_CAUTION)
     consent.check()
     keep_libraries_quiet()
     entry = AuditEntry(Kind.DISCARD, dead, None, consent.operator, consent.reason)
@@ -179,12 +160,13 @@ def export_(
     /,
     *message_ids: MessageId,
     options: BrokerOptions = BrokerOptions(),
-    filters: LetterFilters = LetterFilters(),
+    filters: Filters = LetterFilter(),
+    limit: Annotated[int | None, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = None,
     overwrite: Annotated[bool, Parameter(help="Also when the file exists.")] = False,
 ) -> ExitCode:
     """Save letters as JSON Lines; they stay where they are."""
     _, dead = queues_of(queue)
-    selection = _listed(queue, message_ids, filters, limit=MAX_ID).selection(filters.limit)
+    selection = _listed(queue, message_ids, filters, MAX_ID).selection(limit)
     keep_libraries_quiet()
     broker = options.load().settings.broker
     if str(file) == "-":
@@ -199,14 +181,12 @@ def export_(
     return ExitCode.DONE
 
 
-def _listed(queue: str, message_ids: tuple[str, ...], filters: LetterFilters, *, limit: int) -> letters.ListLetters:
-    """Return which letters to list: at most so many, unless --limit says otherwise."""
-    given = asdict(filters) | {"limit": filters.limit or limit}
-    return letters.ListLetters.model_construct(queue=queue, message_ids=message_ids, **given)
+def _listed(queue: str, message_ids: tuple[str, ...], filters: LetterFilter, limit: int) -> letters.ListLetters:
+    return letters.ListLetters.model_construct(queue=queue, message_ids=message_ids, limit=limit, **dict(filters))
 
 
 def _changed(
-    queue: str, message_ids: tuple[str, ...], filters: BulkLetterFilters, *, audit: Audit, caution: Caution
+    queue: str, message_ids: tuple[str, ...], filters: LetterFilter, many: Many, *, audit: Audit, caution: Caution
 ) -> RetryLetters:
     """Return which letters to change, and how.
 
@@ -214,7 +194,7 @@ def _changed(
         UsageError: no letter was chosen, and --all was not given; or both were.
     """
     asked = RetryLetters.model_construct(
-        queue=queue, message_ids=message_ids, why=audit.reason, **asdict(filters), **asdict(caution)
+        queue=queue, message_ids=message_ids, why=audit.reason, **dict(filters), **dict(many), **asdict(caution)
     )
     choices = "message ids, a filter such as --group or --event-type, or --all for every letter"
     check_choice(is_filtered=not asked.selection(None).is_everything, is_all=asked.all, choices=choices)
@@ -223,7 +203,7 @@ def _changed(
 
 def _looked_for(asked: RetryLetters) -> letters.ListLetters:
     """Return the letters that would change, as many as a console looks at."""
-    chosen = {name: getattr(asked, name) for name in letters.LetterFilter.model_fields}
+    chosen = {name: getattr(asked, name) for name in letters.ChosenLetters.model_fields}
     return letters.ListLetters.model_construct(**chosen, limit=asked.limit or MOST)
 
 

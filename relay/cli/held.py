@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from cyclopts import App, Parameter, validators
+from cyclopts import App, Parameter
 
 from relay.cli.consent import Audit
 from relay.cli.exit_code import ExitCode
 from relay.cli.operations import RemoteDatabaseOptions
-from relay.cli.options import DatabaseOptions, FailureGroup, InboxOptions, Output, check_choice
+from relay.cli.options import DatabaseOptions, FailureGroup, InboxOptions, Most, Output, check_choice
 from relay.cli.printing import counted, print_json, print_table, say
 from relay.observe.printable import utc
 from relay.operate import held
@@ -25,7 +25,7 @@ def list_(
     options: DatabaseOptions = DatabaseOptions(),
     inbox: InboxOptions = InboxOptions(),
     consumer: Annotated[str | None, Parameter(help="Only of this consumer.")] = None,
-    limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 100,
+    limit: Most = 100,
     output: Output = "text",
 ) -> ExitCode:
     """List held messages, those of a key in order; what was not tried waits behind the first."""

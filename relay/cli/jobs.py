@@ -3,7 +3,7 @@
 import time
 from typing import Annotated
 
-from cyclopts import App, Parameter, validators
+from cyclopts import App, Parameter
 
 from relay.cli.consent import Audit, Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode
@@ -17,7 +17,7 @@ from relay.cli.job_runs import (
     shown_rows,
 )
 from relay.cli.operations import RemoteDatabaseOptions, RemoteOptions
-from relay.cli.options import Output
+from relay.cli.options import Most, Output
 from relay.cli.printing import print_json, print_pairs, print_table, say
 from relay.errors import UsageError
 from relay.jobs.job import Job, Kind, Source, cancellable, resume_job
@@ -44,7 +44,7 @@ def list_(
     *,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
     kind: Annotated[Kind | None, Parameter(help="Only of this kind.")] = None,
-    limit: Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))] = 20,
+    limit: Most = 20,
     output: Output = "text",
 ) -> ExitCode:
     """List jobs, the newest first."""
@@ -62,7 +62,7 @@ def show(
     /,
     *,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    limit: Annotated[int, Parameter(help="At most so many failed rows.", validator=validators.Number(gte=1))] = 100,
+    limit: Most = 100,
     output: Output = "text",
 ) -> ExitCode:
     """Show one job, and the rows that failed in it."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from uuid import UUID
 
-from cyclopts import Parameter, Token
+from cyclopts import Parameter, Token, validators
 from pydantic import SecretStr, ValidationError
 
 from relay.config.durations import DURATIONS, seconds_of
@@ -44,6 +44,8 @@ DryRun = Annotated[bool, Parameter(help="Change nothing; print the exact count."
 FailureGroup = Annotated[
     str | None, Parameter(name="--group", help="Of this failure group, as `relay failures list` names it.")
 ]
+Flags = Parameter(name="*")  # each field of a class is a flag
+Most = Annotated[int, Parameter(help="At most so many.", validator=validators.Number(gte=1))]
 MessageIds = Annotated[
     UUID, Parameter(name="MESSAGE-ID", help="Message ids; all that the filters select unless given.")
 ]
@@ -87,16 +89,6 @@ class Options(DatabaseOptions):
 
     def load(self) -> Loaded:
         return load(config=self.config, flags={"database.url": self.database_url, "broker.url": self.broker_url})
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageFilters:
-    """Which rows or letters, by what their writer said."""
-
-    aggregate_type: Annotated[str | None, Parameter(help="Of this type.")] = None
-    aggregate_id: Annotated[str | None, Parameter(help="Of this key.")] = None
-    event_type: Annotated[str | None, Parameter(help="Of this event.")] = None
 
 
 @Parameter(name="*")

@@ -2,11 +2,11 @@
 
 import base64
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter, validators
+from cyclopts import App, Parameter
 
 from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_excerpt, show_loss
 from relay.cli.exit_code import ExitCode, exit_code
@@ -19,15 +19,16 @@ from relay.cli.job_runs import (
     shown_rows,
 )
 from relay.cli.operations import Operations, RemoteDatabaseOptions
-from relay.cli.options import DryRun, FailureGroup, MessageFilters, Output, check_choice
+from relay.cli.options import DryRun, Flags, Most, Output, check_choice
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
 from relay.errors import UsageError
 from relay.jobs.job import Caution, Kind
 from relay.observe.printable import utc
+from relay.operate.asked import Many
 from relay.operate.messages.text import changes, indented, shown
 from relay.operate.messages.whereabouts import row_ids
 from relay.operate.parked import asked as parked
-from relay.operate.parked.asked import ChangeParked, RestoreParked, RetryParked
+from relay.operate.parked.asked import AsideFilter, ChangeParked, ParkedFilter, RestoreParked, RetryParked
 from relay.operate.parked.edit import Edit, parse_headers
 from relay.operate.parked.read import Parked, ParkedMessage
 from relay.operate.parked.work import ParkedDone
@@ -36,43 +37,10 @@ LIST_COLUMNS = (
     "id", "message id", "type", "key", "event", "attempts", "parked at", "behind", "held", "written as", "reason",
 )  # fmt: skip
 
-LISTED = 100  # rows, unless --limit says otherwise
-
 app = App(name="parked", help="See, retry, edit, archive, discard or restore what could not be delivered.")
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParkedFilters(MessageFilters):
-    """Which rows."""
-
-    reason: Annotated[str | None, Parameter(help="A part of the reason.")] = None
-    group: FailureGroup = None
-    limit: Annotated[
-        int | None, Parameter(help="Only the first so many, by id.", validator=validators.Number(gte=1))
-    ] = None
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BulkParkedFilters(ParkedFilters):
-    """Which rows, for a command that changes them."""
-
-    all: Annotated[bool, Parameter(help="Every parked row; needed when there is no filter.")] = False
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetAsideFilters:
-    """Which rows of those that were set aside."""
-
-    discarded: Annotated[bool, Parameter(help="The discarded rows.")] = False
-    job: Annotated[
-        int | None,
-        Parameter(help="What this job has archived or discarded.", validator=validators.Number(gte=1)),
-    ] = None
-
-
+Filters = Annotated[ParkedFilter, Flags]
 Ids = Annotated[str, Parameter(name="ID", help="Ids or message ids; all that the filters select unless given.")]
 
 
@@ -80,19 +48,16 @@ Ids = Annotated[str, Parameter(name="ID", help="Ids or message ids; all that the
 def list_(
     *ids: Ids,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    filters: ParkedFilters = ParkedFilters(),
+    filters: Filters = ParkedFilter(),
     held: Annotated[bool, Parameter(help="Also rows that only wait behind another one.")] = False,
     archived: Annotated[bool, Parameter(help="The archived rows, in place of the parked ones.")] = False,
-    chosen: SetAsideFilters = SetAsideFilters(),
+    aside_of: Annotated[AsideFilter, Flags] = AsideFilter(),
+    limit: Most = 100,
     output: Output = "text",
 ) -> ExitCode:
-    """List parked rows, at most 100 unless --limit says otherwise."""
+    """List parked rows."""
     asked = parked.ListParked.model_construct(
-        ids=ids,
-        held=held,
-        archived=archived,
-        **asdict(chosen),
-        **{**asdict(filters), "limit": filters.limit or LISTED},
+        ids=ids, held=held, archived=archived, limit=limit, **dict(filters), **dict(aside_of)
     )
     found = options.operations().do(parked.list_, asked)
     rows, total = found.rows, found.total
@@ -129,14 +94,15 @@ def show(
 def retry_(
     *ids: Ids,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    filters: BulkParkedFilters = BulkParkedFilters(),
+    filters: Filters = ParkedFilter(),
+    many: Annotated[Many, Flags] = Many(),
     audit: Audit = Audit(),
     careful: Careful = Careful(),
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> ExitCode:
     """Send rows again, with all their attempts; rows held behind them follow in order."""
-    asked = _asked(ids, filters, audit, careful.caution())
+    asked = _asked(ids, filters, many, audit=audit, caution=careful.caution())
     if dry_run:
         return _foresee(options.operations(), Kind.RETRY, asked, output)
     return _change(options, Kind.RETRY, asked, audit, output=output)
@@ -146,13 +112,14 @@ def retry_(
 def discard_(
     *ids: Ids,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    filters: BulkParkedFilters = BulkParkedFilters(),
+    filters: Filters = ParkedFilter(),
+    many: Annotated[Many, Flags] = Many(),
     consent: Consent = Consent(),
     rate: Rate = None,
     output: Output = "text",
 ) -> ExitCode:
     """Discard rows: they are kept, and not sent unless a restore parks them again; rows held behind them go out."""
-    asked = _asked(ids, filters, consent, Caution(rate=rate))
+    asked = _asked(ids, filters, many, audit=consent, caution=Caution(rate=rate))
     consent.check()
     operations = options.operations()
     if consent.dry_run:
@@ -265,14 +232,15 @@ def _show_lines(name: str, before: str, after: str) -> None:
 def archive(
     *ids: Ids,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    filters: BulkParkedFilters = BulkParkedFilters(),
+    filters: Filters = ParkedFilter(),
+    many: Annotated[Many, Flags] = Many(),
     audit: Audit = Audit(),
     rate: Rate = None,
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> ExitCode:
     """Set rows aside: they are kept, and `relay parked restore` parks them again; rows held behind them go out."""
-    asked = _asked(ids, filters, audit, Caution(rate=rate))
+    asked = _asked(ids, filters, many, audit=audit, caution=Caution(rate=rate))
     return _set_aside(options, Kind.ARCHIVE, asked, audit, dry_run=dry_run, output=output)
 
 
@@ -280,26 +248,29 @@ def archive(
 def restore(
     *ids: Ids,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    filters: BulkParkedFilters = BulkParkedFilters(),
-    chosen: SetAsideFilters = SetAsideFilters(),
+    filters: Filters = ParkedFilter(),
+    many: Annotated[Many, Flags] = Many(),
+    aside_of: Annotated[AsideFilter, Flags] = AsideFilter(),
     audit: Audit = Audit(),
     rate: Rate = None,
     dry_run: DryRun = False,
     output: Output = "text",
 ) -> ExitCode:
     """Park archived or discarded rows again, each with its reason."""
-    asked = RestoreParked.model_construct(ids=ids, why=audit.reason, rate=rate, **asdict(filters), **asdict(chosen))
+    asked = RestoreParked.model_construct(
+        ids=ids, why=audit.reason, rate=rate, **dict(filters), **dict(many), **dict(aside_of)
+    )
     _check_choice(asked)
     return _set_aside(options, Kind.RESTORE, asked, audit, dry_run=dry_run, output=output)
 
 
-def _asked(ids: tuple[str, ...], filters: BulkParkedFilters, audit: Audit, caution: Caution) -> RetryParked:
+def _asked(ids: tuple[str, ...], filters: ParkedFilter, many: Many, *, audit: Audit, caution: Caution) -> RetryParked:
     """Return which rows to change, and how.
 
     Raises:
         UsageError: no row was chosen, and --all was not given; or both were.
     """
-    asked = RetryParked.model_construct(ids=ids, why=audit.reason, **asdict(filters), **asdict(caution))
+    asked = RetryParked.model_construct(ids=ids, why=audit.reason, **dict(filters), **dict(many), **asdict(caution))
     _check_choice(asked)
     return asked
 

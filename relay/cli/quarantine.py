@@ -12,7 +12,7 @@ from relay.cli.consent import EXCERPT, Audit, Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode, exit_code
 from relay.cli.job_runs import how_it_ended, shown_rows
 from relay.cli.operations import Operations, RemoteDatabaseOptions
-from relay.cli.options import DryRun, FailureGroup, Output, Seconds, check_address
+from relay.cli.options import DryRun, FailureGroup, Most, Output, Seconds, check_address
 from relay.cli.printing import aside, complain, counted, print_json, print_pairs, print_table, say
 from relay.errors import UsageError
 from relay.observe.printable import utc
@@ -79,7 +79,7 @@ def show(
     /,
     *,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    limit: Annotated[int, Parameter(help="At most so many rows.", validator=validators.Number(gte=1))] = 100,
+    limit: Most = 100,
     output: Output = "text",
 ) -> ExitCode:
     """Show a route and the first rows that wait for it."""
@@ -101,7 +101,7 @@ def show(
 def released(
     *,
     options: RemoteDatabaseOptions = RemoteDatabaseOptions(),
-    limit: Annotated[int, Parameter(help="At most so many routes.", validator=validators.Number(gte=1))] = 100,
+    limit: Most = 100,
     output: Output = "text",
 ) -> ExitCode:
     """List the routes that have left the quarantine lately, the newest first."""

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from relay.cli.exit_code import ExitCode
-from relay.cli.options import DatabaseOptions, InboxOptions, Length, MessageFilters, MessageIds, Output
+from relay.cli.options import DatabaseOptions, Flags, InboxOptions, Length, MessageIds, Output
 from relay.cli.printing import Row, aside, complain, print_json, print_lines, print_table, say
 from relay.observe.printable import utc
+from relay.operate.asked import MessageFilter
 from relay.operate.reconcile.ask import ReconcileRequest, ask
 from relay.operate.reconcile.inbox import FLAG, OWN
 from relay.operate.reconcile.report import ReconcileReport
@@ -48,7 +49,7 @@ def reconcile(
     *message_ids: MessageIds,
     period: Period,
     consumers: ConsumerOptions = ConsumerOptions(),
-    filters: MessageFilters = MessageFilters(),
+    filters: Annotated[MessageFilter, Flags] = MessageFilter(),
     unique_business_key: Annotated[
         bool, Parameter(help="A business key that a consumer has applied twice is a difference, too.")
     ] = False,
@@ -66,9 +67,7 @@ def reconcile(
         since=period.since,
         until=period.until,
         message_ids=message_ids,
-        aggregate_type=filters.aggregate_type,
-        aggregate_id=filters.aggregate_id,
-        event_type=filters.event_type,
+        **dict(filters),
         consumers=consumers.consumer or (),
         grace=consumers.grace,
         with_repeated_keys=unique_business_key,

@@ -2,10 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated
-from uuid import UUID
 
 from cyclopts import Parameter
 
@@ -14,7 +12,7 @@ from relay.cli.exit_code import ExitCode
 from relay.cli.job_runs import Careful, refuse_pooler_of, report_job, run_replay, shown_rows
 from relay.cli.operations import RemoteOptions
 from relay.cli.options import (
-    MessageFilters,
+    Flags,
     MessageIds,
     Output,
     check_address,
@@ -24,7 +22,7 @@ from relay.cli.printing import aside, print_json, print_table, say
 from relay.errors import UsageError
 from relay.jobs.job import Caution
 from relay.operate import replay as replay_of
-from relay.operate.replay import ReplayFilter, ReplayPreview, left_out
+from relay.operate.replay import ReplayFilter, ReplayPreview, SentRows, left_out
 from relay.operate.sent.selection import now
 from relay.operate.sent.target import Target as Address
 from relay.operate.sent.target import Trace, check_target
@@ -32,37 +30,6 @@ from relay.operate.sent.work import order_replay
 from relay.operate.session import session
 
 SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayFilters(MessageFilters):
-    """Which sent rows."""
-
-    since: Annotated[str | None, Parameter(help="Sent at or after 2026-11-21T08:00:00Z, or 2h ago: `2h`.")] = None
-    until: Annotated[str | None, Parameter(help="Sent before; only the days between the two are read.")] = None
-    all_: Annotated[bool, Parameter(name="--all", help="Every sent row; needed when there is no filter.")] = False
-
-    def check(self, message_ids: Sequence[UUID]) -> None:
-        """Refuse a command that does not say which rows.
-
-        Raises:
-            UsageError: there is no id, no filter and no --all; or --all and one of the others.
-        """
-        choices = "message ids, a filter such as --aggregate-id or --since, or --all for every sent row"
-        is_filtered = bool(message_ids) or replace(self, all_=False) != ReplayFilters()
-        check_choice(is_filtered=is_filtered, is_all=self.all_, choices=choices)
-
-    def asked(self, message_ids: Sequence[UUID]) -> ReplayFilter:
-        """Return the filter; its moments are by the database's clock."""
-        return ReplayFilter.model_construct(
-            message_ids=tuple(message_ids),
-            aggregate_type=self.aggregate_type,
-            aggregate_id=self.aggregate_id,
-            event_type=self.event_type,
-            since=self.since,
-            until=self.until,
-        )
 
 
 @Parameter(name="*")
@@ -94,7 +61,8 @@ class ReplayTarget:
 def replay(
     *message_ids: MessageIds,
     options: RemoteOptions = RemoteOptions(),
-    filters: ReplayFilters = ReplayFilters(),
+    filters: Annotated[ReplayFilter, Flags] = ReplayFilter(),
+    all_: Annotated[bool, Parameter(name="--all", help="Every sent row; needed when there is no filter.")] = False,
     target: ReplayTarget = ReplayTarget(),
     careful: Careful = Careful(),
     dry_run: Annotated[bool, Parameter(help="Send nothing; print the exact count, by day.")] = False,
@@ -105,10 +73,11 @@ def replay(
 
     Ctrl-C stops it, and `relay jobs resume` goes on. Next to live traffic it goes slowly, unless --rate says how fast.
     """
-    filters.check(message_ids)
+    asked = SentRows.model_construct(message_ids=message_ids, **dict(filters))
+    choices = "message ids, a filter such as --aggregate-id or --since, or --all for every sent row"
+    check_choice(is_filtered=not asked.is_everything, is_all=all_, choices=choices)
     target.check()
     caution = careful.caution()
-    asked = filters.asked(message_ids)
     if dry_run:
         return _print_preview(options.operations().do(replay_of.preview, asked), output)
     if options.server:
@@ -128,7 +97,7 @@ def replay(
 
 
 def _ask(
-    options: RemoteOptions, asked: ReplayFilter, target: ReplayTarget, *, caution: Caution, audit: Audit, output: Output
+    options: RemoteOptions, asked: SentRows, target: ReplayTarget, *, caution: Caution, audit: Audit, output: Output
 ) -> ExitCode:
     """Have a console send."""
     ordered = replay_of.OrderReplay.model_construct(

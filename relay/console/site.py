@@ -134,14 +134,30 @@ class Site:
         if job.source is Source.DEAD_LETTER and queue in self.looks.latest:
             self.looks.begin(queue)
 
-    def change(self, operation: Operation[Asked, Given], asked: Asked, who: Identity, once: Repeatable | None) -> None:
+    def change(
+        self,
+        operation: Operation[Asked, Given],
+        asked: Asked,
+        who: Identity,
+        once: Repeatable | None,
+        *,
+        check: Callable[[Given], None] = lambda _: None,
+    ) -> None:
         """Do an operation that changes the database alone, once, however often its form comes.
+
+        Args:
+            check: looks at what was done; when it raises, nothing was.
 
         Raises:
             RefusedError: the user's role does not allow it; or the form has done something else before.
-            OutboxError: as the operation; nothing was done.
+            OutboxError: as the operation or `check`; nothing was done.
         """
-        self._do_once(operation, asked, who, once, note=lambda _: "")
+
+        def note(given: Given) -> str:
+            check(given)
+            return ""
+
+        self._do_once(operation, asked, who, once, note=note)
 
     def order(
         self, operation: Operation[Asked, Given], asked: Asked, who: Identity, once: Repeatable | None

@@ -23,7 +23,7 @@ Lane = Annotated[int, Field(ge=0, lt=LANES)]
 AppId = Annotated[str, StringConstraints(pattern=r"^[^\u0000]+$", max_length=1000)]
 Version = Annotated[int, Field(ge=-MAX_ID - 1, le=MAX_ID)]
 GroupId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
-Group = Annotated[GroupId | None, Field(description="A failure group: what has one cause.")]
+Group = Annotated[GroupId | None, Field(description="Of this failure group, as `relay failures list` names it.")]
 ROW_NAME = r"^[0-9A-Fa-f-]{1,36}$"
 # A number too: as the API lists the ids of rows.
 RowName = Annotated[
@@ -44,11 +44,8 @@ QueueName = Annotated[
     StringConstraints(pattern=QUEUE_NAME),
     Field(description="The consumed queue, or that of its dead letters."),
 ]
-Moment = Annotated[
-    str | None,
-    StringConstraints(pattern=r"^[^\u0000]*$", max_length=50),
-    Field(description="2026-11-21T08:00:00Z, or so long ago: 2h"),
-]
+A_MOMENT = "2026-11-21T08:00:00Z, or so long ago: 2h"
+Moment = Annotated[str | None, StringConstraints(pattern=r"^[^\u0000]*$", max_length=50)]
 Cursor = Annotated[
     str | None, StringConstraints(max_length=100), Field(description="`next` of an earlier page; else the first page.")
 ]
@@ -105,11 +102,18 @@ class MaybeReasoned(Closed):
 
 
 class MessageFilter(Closed):
-    """Which rows, by what their writer said."""
+    """Which rows or letters, by what their writer said."""
 
-    aggregate_type: Text | None = None
-    aggregate_id: Text | None = None
-    event_type: Text | None = None
+    aggregate_type: Annotated[Text | None, Field(description="Of this type.")] = None
+    aggregate_id: Annotated[Text | None, Field(description="Of this key.")] = None
+    event_type: Annotated[Text | None, Field(description="Of this event.")] = None
+
+
+class Many(Closed):
+    """What a job changes of all that a filter selects."""
+
+    all: Annotated[bool, Field(description="Every one; needed when there is no filter.")] = False
+    limit: Annotated[int | None, Field(ge=1, le=MAX_ID, description="Only the first so many.")] = None
 
 
 class Paced(Closed):

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from relay.errors import UsageError
 from relay.observe.printable import printable
-from relay.operate.asked import MAX_ID, MOST, Closed, Cursor, Id, Limit, Moment, Next, Page, Text
+from relay.operate.asked import A_MOMENT, MAX_ID, MOST, Closed, Cursor, Id, Limit, Moment, Next, Page, Text
 from relay.operate.operation import Role, Servers, operation
 from relay.operate.sent.moment import parse_interval
 from relay.servers.postgres.tables import Tables
@@ -83,15 +83,20 @@ class Deed:
     last_at: datetime  # of a job: when it saved its last step
 
 
-class ListAudit(Closed):
+class AuditFilter(Closed):
     """Which deeds, and whether each row of a job has a line."""
 
     by: Annotated[Text | None, Field(description="By whom; a part of the name is enough.")] = None
     command: Annotated[Text | None, Field(description="As in `parked retry`; `parked` is all commands of it.")] = None
     job: Annotated[Id | None, Field(description="Of this job.")] = None
-    since: Moment = None
-    until: Moment = None
+    since: Annotated[Moment, Field(description=f"At or after {A_MOMENT}.")] = None
+    until: Annotated[Moment, Field(description="Before.")] = None
     rows: Annotated[bool, Field(description="A line for each row of a job, not one for the job.")] = False
+
+
+class ListAudit(AuditFilter):
+    """Which page of which deeds."""
+
     cursor: Cursor = None
     limit: Limit = 100
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from relay.errors import UsageError
 from relay.jobs.job import Job
-from relay.operate.asked import MOST, MaybeReasoned, MessageFilter, Moment, ShortString, Staged, check_choice
+from relay.operate.asked import A_MOMENT, MOST, MaybeReasoned, MessageFilter, Moment, ShortString, Staged, check_choice
 from relay.operate.messages.whereabouts import WhyMissing, find_rows
 from relay.operate.operation import SCAN_TIMEOUT, Effect, Role, Servers, operation
 from relay.operate.sent.moment import parse_interval
@@ -21,15 +21,20 @@ from relay.servers.postgres.tables import Tables
 
 
 class ReplayFilter(MessageFilter):
+    """What sent rows have in common."""
+
+    since: Annotated[Moment, Field(description=f"Sent at or after {A_MOMENT}.")] = None
+    until: Annotated[Moment, Field(description="Sent before; only the days between the two are read.")] = None
+
+
+class SentRows(ReplayFilter):
     """Which sent rows."""
 
     message_ids: Annotated[tuple[UUID, ...], Field(max_length=MOST)] = ()
-    since: Moment = None
-    until: Moment = None
 
     @property
     def is_everything(self) -> bool:
-        return not any(getattr(self, name) for name in ReplayFilter.model_fields)
+        return not any(getattr(self, name) for name in SentRows.model_fields)
 
     def selection(self, moment: datetime) -> SentSelection:
         """Return the rows that it means by a clock that shows `moment`; UsageError when nothing can match."""
@@ -53,7 +58,7 @@ class ReplayPreview:
     left_out: list[str]  # which rows match and are not sent, in words
 
 
-class OrderReplay(ReplayFilter, MaybeReasoned, Staged):
+class OrderReplay(SentRows, MaybeReasoned, Staged):
     """Which sent rows go out again, where to, and how carefully."""
 
     all: Annotated[bool, Field(description="Every sent row; needed when there is no filter.")] = False
@@ -67,7 +72,7 @@ class OrderReplay(ReplayFilter, MaybeReasoned, Staged):
 
 
 @operation("replay.preview", "GET /replay/preview", Role.VIEWER)
-def preview(at: Servers, asked: ReplayFilter) -> ReplayPreview:
+def preview(at: Servers, asked: SentRows) -> ReplayPreview:
     """Count exactly what a replay would send, by day."""
     with at.connect(SCAN_TIMEOUT) as tables:
         selection = asked.selection(now(tables.connection))

@@ -8,7 +8,6 @@ from enum import StrEnum
 
 from psycopg.sql import SQL
 
-from relay.engine.send.message import NOT_SENT
 from relay.engine.session.session import LANES
 from relay.operate.asked import Nothing
 from relay.operate.health import OutboxState, is_alive
@@ -63,9 +62,6 @@ COUNT_PENDING = SQL("SELECT messages FROM {schema}.message_count WHERE state = '
 COUNT_PARKED = SQL("""
     SELECT count(*), count(*) FILTER (WHERE held_behind IS NULL) FROM {schema}.message_state WHERE state = 'parked'
 """)
-COUNT_NOT_SENT = SQL(
-    "SELECT count(*) FROM {schema}.message_state WHERE state = 'parked' AND starts_with(last_error, {words})"
-)
 
 # A row scheduled for next week must not look like one that has waited since last week. A row waits since it was
 # written, or since its available_at. The first of each lane stands for its lane, as ids and times of writing run
@@ -188,7 +184,6 @@ def read_status(
         (published_total,) = tables.one(COUNT_PUBLISHED)
         pending = tables.one(COUNT_PENDING)[0]
         parked, parked_heads = tables.one(COUNT_PARKED)
-        (not_sent,) = tables.one(COUNT_NOT_SENT, words=NOT_SENT)
         by_others = held_up(tables, looked_at=LOOKED_AT)
         tables.connection.execute(BY_INDEX)
         (oldest,) = tables.one(OLDEST_PENDING, lanes=LANES)
@@ -211,7 +206,7 @@ def read_status(
         free = [each.lane for each in lanes if each.node is None and each.paused_at is None]
         if free and any(node.alive for node in nodes):
             reasons += _lost_lanes(lane_holders(tables, free), free, is_waited_for=pending > 0)
-    reasons += _row_reasons(refused, parked_heads, parked - parked_heads, not_sent)
+    reasons += _row_reasons(refused, parked_heads, parked - parked_heads)
     reasons += route_reasons(routes)
     reasons += [_writer_reason(each) for each in by_others]
     paused_lanes = [lane for lane in lanes if lane.paused_at is not None]
@@ -308,14 +303,13 @@ def _relays(names: Sequence[str]) -> str:
     return f"{'relay' if len(names) == 1 else 'relays'} {', '.join(names)}"
 
 
-def _row_reasons(refused: int, parked: int, held: int, not_sent: int) -> list[Reason]:
+def _row_reasons(refused: int, parked: int, held: int) -> list[Reason]:
     reasons = []
     if refused:
         reasons.append(Reason(f"{refused} refused by the broker, to be tried again", About.REFUSED, Runbook.PARKED))
     if parked:
         behind = f", {held} held behind {'it' if parked == 1 else 'them'}" if held else ""
-        by_us = f", {not_sent} refused by the relay and not by the broker" if not_sent else ""
-        words = f"{parked} parked{behind}{by_us}: see `relay parked list`"
+        words = f"{parked} parked{behind}: see `relay parked list`"
         reasons.append(Reason(words, About.PARKED, Runbook.KEY_STUCK if held else Runbook.PARKED))
     return reasons
 

@@ -288,3 +288,23 @@ def test_a_reader_that_has_seen_enough_gets_no_complaint(relay: Command) -> None
 
         assert command.wait(30) == 141
         assert command.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("parked list --group last", "--group: String should match pattern '^[0-9a-f]{12}$'"),
+        ("parked restore --job 0", "--job: Input should be greater than or equal to 1"),
+        ("parked retry --limit -1", "--limit: Input should be greater than or equal to 1"),
+        (f"parked retry --reason {'x' * 1001}", "--reason: String should have at most 1000 characters"),
+        ("dead-letters retry invoices --job 1", "Unknown option: --job"),
+        (f"dead-letters list invoices --since {'9' * 51}", "--since: String should have at most 50 characters"),
+        (f"replay --aggregate-id {'x' * 1001}", "--aggregate-id: String should have at most 1000 characters"),
+        ("audit list --job none", "--job: Input should be a valid integer"),
+    ],
+)
+def test_a_flag_takes_what_the_request_takes(arguments: str, words: str, relay: Command) -> None:
+    result = relay(*arguments.split())
+
+    assert result.code == 2
+    assert words in only_line(result)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import httpx
 import pytest
@@ -157,6 +158,35 @@ async def test_a_dead_letter_that_was_seen_is_part_of_its_messages_way(
 
     assert [f"in {DEAD}, when it was looked at" in page.text for page in (before, seen, other)] == [False, True, False]
     assert "OutOfPaper" in seen.text
+
+
+async def test_the_letter_of_one_message_is_thrown_away_once_the_owner_has_been_asked(
+    settings: Settings, letters: Letters, database_url: str
+) -> None:
+    waiting(database_url, "parked", 1)
+    with Rows(database_url).connection as connection:
+        ((row, message_id),) = connection.execute("SELECT id, message_id::text FROM outbox.message_parked").fetchall()
+    await letters.put(message_id=message_id, exception="OutOfPaper")
+    other = await letters.put(exception="OutOfPaper")
+    async with running(settings) as app, browser(app) as client:
+        await looked(app, client)
+        form = {"queue": DEAD, "kind": "discard", "why": "test data"}
+        asked = await post(client, f"/messages/{row}/letters", form)
+        asks = await client.get(asked.headers["Location"])
+        _, _, part = asked.headers["Location"].partition("?")
+        sent = {**dict(parse_qsl(part)), "why": "test data"}
+        elsewhere = await post(client, f"/messages/{row}/letters", {**form, "queue": "another.dead"})
+        here_still = await letters.ids()
+        await job_of(client, await post(client, asked.headers["Location"].partition("?")[0], sent))
+        await eventually(lambda: letters.has(1), "it is gone")
+
+    assert "Discard 1 letter?" in asks.text
+    assert 'value="test data"' in asks.text
+    assert other not in asks.text
+    assert set(here_still) == {message_id, other}
+    assert await letters.ids() == [other]
+    assert elsewhere.status_code == 422
+    assert "look at another.dead again" in elsewhere.text
 
 
 async def test_an_owner_throws_a_group_away_and_says_why(settings: Settings, tmp_path: Path, letters: Letters) -> None:

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import Settings
+from relay.console.forms import new_token
 from relay.operate.operation import Role
 from tests.console.rows import parked, sent
 from tests.console.site import browser, log_in, post, running, users
@@ -164,6 +165,32 @@ async def test_one_row_is_retried_and_the_page_follows_it(client: httpx.AsyncCli
     assert 'href="/jobs/1"' in page.text
     assert again.status_code == 422
     assert "it is pending" in again.text
+
+
+async def test_a_discard_of_one_row_asks_first(client: httpx.AsyncClient, rows: Rows) -> None:
+    head = rows.parked()
+    behind = rows.parked(behind=head)
+
+    asked = await post(client, f"/messages/{head}/jobs", {"kind": "discard", "why": "test data"})
+    asks = await client.get(asked.headers["Location"])
+    refused = await post(client, f"/messages/{behind}/jobs", {"kind": "discard", "why": "test data"})
+
+    assert asked.status_code == 303
+    assert "Discard 1 row?" in asks.text
+    assert 'value="test data"' in asks.text
+    assert rows.states()[head] == ("parked", None)
+    assert refused.status_code == 422
+    assert f"it is parked behind {head}" in refused.text
+
+
+async def test_a_form_over_one_row_that_is_sent_twice_makes_one_job(client: httpx.AsyncClient, rows: Rows) -> None:
+    row = rows.parked()
+    sent = {"kind": "retry", "page": f"/messages/{row}", "form": "jobs", "once": new_token()}
+
+    done = [await post(client, f"/messages/{row}/jobs", sent) for _ in range(2)]
+
+    assert [each.status_code for each in done] == [303, 303]
+    assert rows.connection.execute("SELECT count(*) FROM outbox.job").fetchall() == [(1,)]
 
 
 async def test_what_a_role_may_do_is_offered_and_nothing_else(settings: Settings, rows: Rows, tmp_path: Path) -> None:

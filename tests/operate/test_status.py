@@ -233,17 +233,6 @@ def test_parked_rows_degrade_and_are_counted_apart_from_those_held_behind(
     assert status.reasons == ["1 parked, 1 held behind it: see `relay parked list`"]
 
 
-def test_rows_that_the_relay_itself_refused_are_told_apart(rows: Rows, connection: psycopg.Connection) -> None:
-    rows.node()
-    rows.parked("1")
-    rows.parked("2")
-    rows.connection.execute("UPDATE outbox.message SET last_error = 'not sent by the relay: too large' WHERE id = 2")
-
-    status = read(connection)
-
-    assert status.reasons == ["2 parked, 1 refused by the relay and not by the broker: see `relay parked list`"]
-
-
 def test_lanes_that_nobody_holds_are_named_while_rows_wait(rows: Rows, connection: psycopg.Connection) -> None:
     rows.node(lanes=[lane for lane in range(16) if lane not in (3, 4)])
     rows.pending()

@@ -242,10 +242,15 @@ def order(site: Here, who: Operator, once: Once, *, group: GroupId, asked: Annot
     who.require(ROLES[kind])
     asked.check_part()
     if kind is Kind.DISCARD:
-        return RedirectResponse(f"/failures/{group}/discard?{asked.query}", HTTPStatus.SEE_OTHER)
+        return ask_first(group, asked)
     if not asked.why and (asked.queue or kind is Kind.ARCHIVE):
         raise InputError("why", _why(kind))
     return _order(site, who, once, group=group, asked=asked)
+
+
+def ask_first(group: str, asked: GroupPart) -> RedirectResponse:
+    """Return the way to the page that asks before a group, or a part of it, is discarded."""
+    return RedirectResponse(f"/failures/{group}/discard?{asked.query}", HTTPStatus.SEE_OTHER)
 
 
 @router.get("/failures/{group}/discard")

@@ -18,13 +18,14 @@ from relay.console.access.identity import Identity
 from relay.console.forms import TOKEN_FORM, Forms, InputError, returned_form
 from relay.console.given import FormWords, Here, Once, Operator, Sessions, Viewer
 from relay.console.looks import Look
+from relay.console.pages.failures import GroupPart, ask_first
 from relay.console.site import Site, site_of
 from relay.console.templates import fragment, page
 from relay.errors import OutboxError, UsageError
 from relay.jobs.job import Kind
 from relay.operate.asked import QueueName, RowName
 from relay.operate.failures import Group
-from relay.operate.jobs import ROLES
+from relay.operate.jobs import ROLES, Ordered
 from relay.operate.letters import asked as letters
 from relay.operate.messages.look import MessageState, Place, Search, row_id, search
 from relay.operate.messages.message import (
@@ -210,21 +211,28 @@ def download(database: Sessions, who: Operator, *, row: Row, at: At = "", why: F
 
 @router.post("/messages/{row}/jobs")
 def change(
-    site: Here, database: Sessions, who: Operator, *, row: Row, kind: Annotated[Kind, Form()], why: FormWords = ""
+    site: Here,
+    database: Sessions,
+    who: Operator,
+    once: Once,
+    *,
+    row: Row,
+    kind: Annotated[Literal[Kind.RETRY, Kind.ARCHIVE, Kind.DISCARD], Form()],
+    why: FormWords = "",
 ) -> Response:
-    """Order a job over this one parked or archived row; the page follows it."""
+    """Order a job over this one parked row; the page follows it. A discard asks first, on its page."""
     (named,) = row_ids([row])
+    who.require(ROLES[kind])
     with database.session() as tables:
         message = read_message(tables, named).message
-        if kind not in CHANGES.get(message.state, ()):
+        if kind is Kind.DISCARD and not head_of(tables, message):
             raise UsageError(f"message {message.message_id}: {whereabouts(tables, [named])[named]}")
-    who.require(ROLES[kind])
+    if kind is Kind.DISCARD:
+        return ask_first(str(message.group), GroupPart(part=True, id=(str(message.id),), why=why))
     if not why and kind is not Kind.RETRY:
         raise InputError("why", f"say why: the audit keeps it with the message that you {kind}")
     asked = parked.RetryParked.model_construct(ids=(str(message.id),), why=why)
-    ordered = site.do(parked.CHANGES[kind], asked, who)
-    if ordered.not_found:
-        raise UsageError(ordered.not_found[0])
+    site.change(parked.CHANGES[kind], asked, who, once, check=_refuse_other_state)
     return _back(message)
 
 
@@ -241,14 +249,19 @@ def change_letter(
     at: At = "",
     why: FormWords = "",
 ) -> Response:
-    """Order a job over the dead letter of this message."""
+    """Order a job over the dead letter of this message. A discard asks first, on its page."""
     (named,) = row_ids([row])
-    with database.session() as tables:
-        message = read_message(tables, named, _place(at)).message
     who.require(ROLES[kind])
+    with database.session() as tables:
+        message_id = str(read_message(tables, named, _place(at)).message.message_id)
+    if kind is Kind.DISCARD:
+        groups = [group for look, group in site.looks.of_message(message_id) if look.queue == queue]
+        if not groups:
+            raise UsageError(f"look at {queue} again: no dead letter of the message is known there")
+        return ask_first(groups[0].id, GroupPart(queue=queue, part=True, id=(message_id,), why=why))
     if not why:
         raise InputError("why", f"say why: the audit keeps it with the letter that you {kind}")
-    asked = letters.RetryLetters.model_construct(queue=queue, message_ids=(str(message.message_id),), why=why)
+    asked = letters.RetryLetters.model_construct(queue=queue, message_ids=(message_id,), why=why)
     return site.order(letters.CHANGES[kind], asked, who, once)
 
 
@@ -261,6 +274,11 @@ def probe(site: Here, database: Sessions, who: Operator, row: Row) -> Response:
     if message.quarantine is not None:  # else it has gone on by now
         site.do(quarantine.probe, quarantine.Probe(routes=(message.quarantine,)), who)
     return _back(message)
+
+
+def _refuse_other_state(ordered: Ordered) -> None:
+    if ordered.not_found:
+        raise UsageError(ordered.not_found[0])
 
 
 def _values(request: Request, tables: Tables, found: Located, who: Identity) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from relay.jobs.job import BELOW_RATE, LEAST_RATE, Caution
 from relay.operate import replay
 from relay.operate.asked import Words
 from relay.operate.operation import Role
-from relay.operate.replay import OrderReplay, ReplayFilter
+from relay.operate.replay import OrderReplay, SentRows
 from relay.operate.sent.moment import parse_moment
 from relay.operate.sent.target import Trace
 
@@ -67,10 +67,10 @@ class Wanted(BaseModel):
         wrong = {error.name: str(error)} if isinstance(error, InputError) else {}
         return Returned("", "filters", values, wrong, "" if wrong else str(error))
 
-    def asked(self) -> ReplayFilter:
+    def asked(self) -> SentRows:
         """Return which messages to send again; UsageError for what is no message id."""
         named = self.id.replace(",", " ").split() or [self.id]
-        return ReplayFilter.model_construct(
+        return SentRows.model_construct(
             message_ids=tuple(_message_id(each) for each in named) if self.id else (),
             aggregate_type=self.type or None,
             aggregate_id=self.key or None,

@@ -189,18 +189,24 @@ def probe(site: Here, who: Operator, route: Id) -> Response:
 
 @router.post("/routes/{route}/reroute")
 def reroute(
-    site: Here, who: Operator, *, route: Id, routing_key: Name = "", exchange: Name = "", why: FormWords = ""
+    site: Here,
+    who: Operator,
+    once: Once,
+    *,
+    route: Id,
+    routing_key: Name = "",
+    exchange: Name = "",
+    why: FormWords = "",
 ) -> Response:
     """Send the rows of a route to another address; show the route of that address, where they wait for a probe."""
     if not why:
         raise InputError("why", "say why: the audit keeps it with each row that gets another address")
     asked = quarantine.Reroute(route=route, to_exchange=exchange, routing_key=routing_key, why=why)
-    done = site.do(quarantine.reroute, asked, who)
-    if done.left_out:  # on their way as a probe: they are in the route still
-        return _back(f"/{route}")
+    site.change(quarantine.reroute, asked, who, once)
     found = site.do(quarantine.list_, quarantine.ListRoutes(), who)
+    here = [each.id for each in found if each.id == route]  # with rows that were on their way as a probe
     there = [each.id for each in found if (each.exchange, each.routing_key) == (exchange, routing_key)]
-    return _back(f"/{there[0]}" if there else "")
+    return _back("".join(f"/{each}" for each in (here or there)[:1]))
 
 
 @router.post("/routes/{route}/discard")

@@ -35,7 +35,6 @@ _KEY = rb"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*
 _MEMBER = rb"[ \t]*(?:" + _KEY + rb"=[ -+\--<>-~]{0,255}[!-+\--<>-~])?[ \t]*"
 TRACESTATE = re.compile(_MEMBER + rb"(?:," + _MEMBER + rb"){0,31}")
 
-NOT_SENT = "not sent by the relay"  # the reason of an unsendable row begins with it
 LAST_SECOND = 2**32 - 1  # in the year 2106; the library's decoder reads larger numbers as milliseconds
 
 
@@ -68,7 +67,7 @@ class MessageIdentity(NamedTuple):
 
 def not_sent(error: Exception) -> str:
     """Return the reason for parking a row that the relay could not send."""
-    return f"{NOT_SENT}: {error}"
+    return f"not sent by the relay: {error}"
 
 
 def check_row(row: Row, identity: MessageIdentity) -> None:

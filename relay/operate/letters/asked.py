@@ -12,11 +12,12 @@ from pydantic import Field
 
 from relay.jobs.job import Job, Kind
 from relay.operate.asked import (
-    MAX_ID,
+    A_MOMENT,
     MOST,
     Closed,
     Group,
     Limit,
+    Many,
     MaybeReasoned,
     MessageFilter,
     Moment,
@@ -40,16 +41,21 @@ MessageId = Annotated[Text, Field(min_length=1)]
 
 
 class LetterFilter(MessageFilter):
+    """What letters have in common."""
+
+    reason: Annotated[Text | None, Field(description="permanent, exhausted, poisoned, unhandled, invalid, ...")] = None
+    exception: Annotated[Text | None, Field(description="A part of the exception.")] = None
+    consumer: Annotated[Text | None, Field(description="That this consumer gave up.")] = None
+    group: Group = None
+    since: Annotated[Moment, Field(description=f"Failed at or after {A_MOMENT}.")] = None
+    until: Annotated[Moment, Field(description="Failed before.")] = None
+
+
+class ChosenLetters(LetterFilter):
     """Which letters of which queue."""
 
     queue: QueueName
     message_ids: Annotated[tuple[MessageId, ...], Field(max_length=MOST)] = ()
-    reason: Annotated[Text | None, Field(description="permanent, exhausted, poisoned, unhandled, invalid, ...")] = None
-    exception: Annotated[Text | None, Field(description="A part of the exception.")] = None
-    consumer: Text | None = None
-    group: Group = None
-    since: Moment = None
-    until: Moment = None
 
     def selection(self, limit: int | None) -> LetterSelection:
         """Return the letters that it means; UsageError when nothing can match."""
@@ -69,7 +75,7 @@ class LetterFilter(MessageFilter):
         )
 
 
-class ListLetters(LetterFilter):
+class ListLetters(ChosenLetters):
     """The first so many of these letters."""
 
     limit: Limit = 100
@@ -98,11 +104,8 @@ class Letters(Closed):
     warning: Annotated[str | None, Field(description="Letters that a delivery limit of their queue may drop.")]
 
 
-class ChangeLetters(LetterFilter, Reasoned, Paced):
+class ChangeLetters(ChosenLetters, Many, Reasoned, Paced):
     """Which letters a job changes, and why."""
-
-    all: Annotated[bool, Field(description="Every letter; needed when there is no filter.")] = False
-    limit: Annotated[int | None, Field(ge=1, le=MAX_ID, description="The first so many.")] = None
 
 
 class RetryLetters(ChangeLetters, Staged):

@@ -10,10 +10,12 @@ from relay.errors import UsageError
 from relay.jobs.job import Kind, Source, read_job
 from relay.operate.asked import (
     MAX_ID,
+    Closed,
     Cursor,
     Group,
     Id,
     Limit,
+    Many,
     MaybeReasoned,
     MessageFilter,
     Next,
@@ -47,11 +49,16 @@ RowsKind = Literal[Kind.RETRY, Kind.DISCARD, Kind.ARCHIVE, Kind.RESTORE]
 
 
 class ParkedFilter(MessageFilter):
+    """What parked rows have in common."""
+
+    reason: Annotated[Text | None, Field(description="A part of the reason.")] = None
+    group: Group = None
+
+
+class ParkedRows(ParkedFilter):
     """Which parked rows."""
 
     ids: RowNames = ()
-    reason: Annotated[Text | None, Field(description="A part of the reason.")] = None
-    group: Group = None
 
     def selection(self, limit: int | None) -> ParkedSelection:
         """Return the rows that it means; UsageError for what is no id."""
@@ -68,11 +75,15 @@ class ParkedFilter(MessageFilter):
         )
 
 
-class SetAside(ParkedFilter):
+class AsideFilter(Closed):
     """Which rows of those that were set aside."""
 
     discarded: Annotated[bool, Field(description="The discarded rows.")] = False
     job: Annotated[Id | None, Field(description="What this job has archived or discarded.")] = None
+
+
+class SetAside(ParkedRows, AsideFilter):
+    """Which rows that are parked, or were set aside."""
 
     def selection(self, limit: int | None) -> ParkedSelection:
         return replace(super().selection(limit), job=self.job)
@@ -132,17 +143,15 @@ class RevealParked(Reveal):
     row: RowName
 
 
-class ChangeParked(ParkedFilter, Paced):
+class ChangeParked(ParkedRows, Many, Paced):
     """Which rows a job changes, and why."""
 
-    all: Annotated[bool, Field(description="Every row; needed when there is no filter.")] = False
-    limit: Annotated[int | None, Field(ge=1, le=MAX_ID, description="The first so many, by id.")] = None
     why: Why
 
     @property
     def filter(self) -> dict[str, Any]:
         """Which rows are meant, for a request that lists or counts them."""
-        kept = ParkedFilter.model_fields.keys() | SetAside.model_fields.keys()
+        kept = SetAside.model_fields.keys()
         return {name: value for name, value in dict(self).items() if name in kept}
 
 
