@@ -23,12 +23,13 @@ class OutboxState(StrEnum):
 
 
 # A relay's session has the advisory lock of the relay's name. The server frees it as soon as the relay is killed.
-IS_ALIVE = SQL("""clock_timestamp() - heartbeat_at <= interval '1 second' * CASE WHEN EXISTS (
-            SELECT FROM pg_locks AS lock
-            WHERE lock.locktype = 'advisory' AND lock.granted AND lock.objsubid = 2
-                AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-                AND lock.classid = hashtext({node_lock})::oid AND lock.objid = hashtext(node.name)::oid
-        ) THEN {stale_after} ELSE {lost_after} END""")
+# The locks are read once, not for each relay.
+IS_ALIVE = SQL("""clock_timestamp() - heartbeat_at <= interval '1 second' * CASE WHEN hashtext(name)::oid IN (
+               SELECT lock.objid FROM pg_locks AS lock
+               WHERE lock.locktype = 'advisory' AND lock.granted AND lock.objsubid = 2
+                   AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                   AND lock.classid = hashtext({node_lock})::oid
+           ) THEN {stale_after} ELSE {lost_after} END""")
 
 READ_NODE = SQL("""
     SELECT state, reasons, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8

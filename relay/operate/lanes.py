@@ -13,7 +13,7 @@ from relay.engine.session.session import LANES
 from relay.errors import UsageError
 from relay.operate.asked import Lane, MaybeReasoned, Nothing, Reasoned
 from relay.operate.audit import note
-from relay.operate.health import is_alive
+from relay.operate.health import NODE_STALE_AFTER
 from relay.operate.operation import Effect, Role, Servers, operation
 from relay.operate.routes.quarantine import ring
 from relay.servers.postgres.tables import Tables
@@ -27,7 +27,7 @@ RESUME_LANE = SQL("DELETE FROM {schema}.lane_pause WHERE lane = %(lane)s")
 READ_LANES = SQL("""
     SELECT lane.number::integer AS lane, pause.paused_at, pause.paused_by, pause.paused_why, (
         SELECT name FROM {schema}.node
-        WHERE lane.number = ANY (node.lanes) AND {is_alive}
+        WHERE lane.number = ANY (node.lanes) AND clock_timestamp() - heartbeat_at <= {stale_after} * interval '1 second'
         ORDER BY heartbeat_at DESC
         LIMIT 1
     ) AS node
@@ -50,7 +50,7 @@ class LaneStatus:
 
 def list_lanes(tables: Tables) -> list[LaneStatus]:
     """Return all lanes, by number."""
-    return tables.rows(LaneStatus, READ_LANES, lanes=LANES, is_alive=is_alive(tables.schema))
+    return tables.rows(LaneStatus, READ_LANES, lanes=LANES, stale_after=NODE_STALE_AFTER)
 
 
 def pause_lane(tables: Tables, lane: int, *, by: str, why: str) -> LaneStatus:

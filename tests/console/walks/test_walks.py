@@ -40,7 +40,7 @@ pytestmark = [NEEDS_CHROMIUM, pytest.mark.timeout(400)]
 
 WalkFrom = Callable[[], AbstractAsyncContextManager[Walk]]
 MAX_BYTES = 1_000
-MANY = 15_000  # more than one look at a queue calls normal
+MANY = 15_000  # so that 10,000 wait behind those that the consumer has in hand
 WRITE: LiteralString = """
     INSERT INTO outbox.message (aggregate_type, aggregate_id, event_type, payload, exchange, routing_key)
     SELECT 'counter', number::text, %s, to_json(number), %s, %s FROM generate_series(1, %s) AS number
