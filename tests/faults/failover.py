@@ -77,7 +77,7 @@ async def failover(
     """Run writers, relays and a reference; `through`: whether the relays' first host is the leader or a follower."""
     vhost = f"drill_{secrets.token_hex(4)}"
     leader, *followers = cluster.nodes
-    leader.add_vhost(vhost)
+    await cluster.add_vhost(vhost)
     # Of a healthy node, while there is one.
     reference = PlainPublisher([node.url(vhost) for node in reversed(cluster.nodes)])
     async with under_load(database_url, leader.url(vhost)) as load:

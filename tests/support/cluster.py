@@ -104,6 +104,10 @@ class Node(RabbitServer):
         """Whether it works without the other nodes, with its own list of queues. Only this node knows."""
         return self.call("{rabbit:is_running(), rabbit_node_monitor:partitions() =/= []}.") == "{true, true}"
 
+    def has_vhost(self, name: str) -> bool:
+        """Return whether clients of this node can open a virtual host."""
+        return self.call(f'rabbit_vhost_sup_sup:is_vhost_alive(<<"{name}">>).') == "true"
+
     def leader_of(self, queue: str, vhost: str) -> str:
         """Return the name of the node that leads a quorum queue."""
         name = f'rabbit_misc:r(<<"{vhost}">>, queue, <<"{queue}">>)'
@@ -194,6 +198,11 @@ class Cluster:
         order = sorted(self.nodes, key=lambda node: node is not first)
         return ",".join(node.url(vhost) for node in order)
 
+    async def add_vhost(self, name: str) -> None:
+        """Make a virtual host. Returns when each node has it; those but the first get it a while later."""
+        self.nodes[0].add_vhost(name)
+        await eventually(lambda: asyncio.to_thread(self._have_vhost, name), f"each node has vhost {name}", 60)
+
     def leader_of(self, queue: str, vhost: str) -> Node:
         """Return the node that leads a quorum queue."""
         leader = self.nodes[0].leader_of(queue, vhost)
@@ -216,6 +225,9 @@ class Cluster:
     def ip(self, *arguments: str) -> None:
         """Run `ip` in the namespace of the bridge."""
         run([*inside(self.namespaces[-1]), "ip", *arguments])
+
+    def _have_vhost(self, name: str) -> bool:
+        return all(node.has_vhost(name) for node in self.nodes)
 
     async def _asks_all(self) -> bool:
         return await asyncio.to_thread(self._is_whole)
