@@ -30,6 +30,13 @@ class InputError(UsageError):
         self.name = name
 
 
+def said(why: str) -> str:
+    """Return why something changes; InputError when nobody has said it."""
+    if not why:
+        raise InputError("why", "say why: the audit keeps it")
+    return why
+
+
 @dataclass(slots=True)
 class Returned:
     """A form as it was sent, and what is wrong with it.

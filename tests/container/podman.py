@@ -14,6 +14,7 @@ from tests.support.process import ServerError
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/python:3.13-slim-trixie"
+NEWEST = "localhost/python:3.14-slim-forky"  # of Debian's next release
 PROGRAMS = ("podman", "runc", "debootstrap")
 CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 
@@ -83,14 +84,15 @@ class Podman:
             raise ServerError(f"podman {arguments[0]} failed with code {done.code}: {done.err}")
         return done.out.strip()
 
-    def make_base(self) -> None:
-        """Make the base image, because no image can be pulled: a Debian with Python, as small as the slim images.
+    def make_base(self, name: str = BASE) -> None:
+        """Make a base image, because no image can be pulled: a Debian with Python, as small as the slim images.
 
         It trusts the authorities that this machine trusts, as a private base image behind a proxy does.
         """
         tree = self.folder / "base"
         include = "--include=ca-certificates,python3,python3-venv"
-        self.run(["debootstrap", "--variant=minbase", include, "trixie", tree, *_mirror()])
+        release = name.rpartition("-")[2]
+        self.run(["debootstrap", "--variant=minbase", include, release, tree, *_mirror()])
         for left in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
             shutil.rmtree(tree / left)
         # Like the images of Python, it has no bytecode.
@@ -101,14 +103,14 @@ class Podman:
         archive = self.folder / "base.tar"
         self.run(["tar", "--create", "--file", archive, "--directory", tree, "."])
         shutil.rmtree(tree)
-        self.do("import", str(archive), BASE, seconds=300)
+        self.do("import", str(archive), name, seconds=300)
         archive.unlink()
 
     def build(self, target: str) -> None:
         """Build an image of the project with the command of `make image`."""
         # chroot: no second network inside; without layers, which are of no use in a storage that ends with the run.
         options = ["--isolation=chroot", "--layers=false", f"--build-arg=BASE={BASE}"]
-        if (configuration := self._pip_configuration()) is not None:
+        if (configuration := self.pip_configuration()) is not None:
             options.append(f"--secret=id=pip.conf,src={configuration}")
         without_docker = {**self.environment, "DOCKER_HOST": "unix:///nowhere"}
         self.run([ROOT / "config/build-image", target, *options], environment=without_docker)
@@ -136,7 +138,7 @@ class Podman:
         """Return the size of an image in bytes, including its base."""
         return int(self.do("image", "inspect", "--format", "{{.Size}}", image))
 
-    def _pip_configuration(self) -> Path | None:
+    def pip_configuration(self) -> Path | None:
         """Return a file that names the package index of this machine's pip; None if it is the default."""
         asked = [sys.executable, "-m", "pip", "config", "list"]
         listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout

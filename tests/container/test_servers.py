@@ -1,15 +1,15 @@
 """The tests of the engine, of the doctor, of consumers and of dead letters, on PostgreSQL 17 and RabbitMQ 4."""
 
 import os
-import re
+import platform
 import subprocess
 import sys
 
-import psycopg
 import pytest
 
 from tests.container.podman import ROOT
 from tests.support.given import GivenPostgres, GivenRabbit
+from tests.support.versions import Versions, documented, postgres_version, rabbitmq_version, two_numbers
 
 pytestmark = [
     pytest.mark.images,
@@ -22,7 +22,7 @@ pytestmark = [
 def test_they_pass_on_them(
     tests: str, postgres: GivenPostgres, rabbitmq: GivenRabbit, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    versions = rabbitmq.ctl("version").strip(), major_version(postgres)
+    used = Versions(two_numbers(platform.python_version()), str(postgres_version(postgres)), rabbitmq_version(rabbitmq))
     environment = {**os.environ, **postgres.variables(), **rabbitmq.variables()}
 
     done = subprocess.run(
@@ -35,12 +35,6 @@ def test_they_pass_on_them(
     )
 
     with capsys.disabled():
-        print(f"\n{tests} on RabbitMQ {versions[0]} and PostgreSQL {versions[1]}: {done.stdout.splitlines()[-1]}")
+        print(f"\n{tests} on RabbitMQ {used.rabbitmq} and PostgreSQL {used.postgresql}: {done.stdout.splitlines()[-1]}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.match(r"4\.", versions[0])
-    assert versions[1] == 17
-
-
-def major_version(postgres: GivenPostgres) -> int:
-    with psycopg.connect(postgres.admin_url) as connection:
-        return connection.info.server_version // 10_000
+    assert documented()["`make test-images`: Debian 13"] == used

@@ -165,7 +165,13 @@ async def test_a_user_without_a_right_to_the_virtual_host_is_told_the_remedy(
 
 @pytest.mark.parametrize(
     ("version", "expected"),
-    [("3.9.29", Verdict.WARNING), ("3.10.8", Verdict.OK), ("4.1.0", Verdict.OK), ("newest", Verdict.WARNING)],
+    [
+        ("3.9.29", Verdict.WARNING),
+        ("3.10.8", Verdict.OK),
+        ("4.1.0", Verdict.OK),
+        ("4.4.0", Verdict.OK),
+        ("newest", Verdict.WARNING),
+    ],
 )
 async def test_the_version_is_told_and_an_old_one_warned_of(
     elsewhere: Settings, other: Other, version: str, expected: Verdict
@@ -177,6 +183,7 @@ async def test_the_version_is_told_and_an_old_one_warned_of(
     assert finding.verdict is expected
     assert f"is RabbitMQ {version}" in finding.words
     assert ("20 deliveries" in finding.words) is version.startswith("4")
+    assert ("newer than 4.3" in finding.words) is (version == "4.4.0")
 
 
 @pytest.mark.parametrize(

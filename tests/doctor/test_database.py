@@ -53,6 +53,11 @@ def with_options(settings: Settings, options: str) -> Settings:
 def test_version(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts(settings, "database.version") == [OK]
 
+    monkeypatch.setattr(server, "NEWEST_SERVER", 12)
+    (newer,) = look(settings, "database.version")
+    assert (newer.verdict, newer.words.endswith(": newer than 12, the newest that the tests run on")) == (OK, True)
+
+    monkeypatch.setattr(server, "NEWEST_SERVER", 99)
     monkeypatch.setattr(server, "OLDEST_SERVER", 99)
     (finding,) = look(settings, "database.version")
 

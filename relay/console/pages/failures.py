@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from relay.console.access.identity import Identity
 from relay.console.consumers import SeenConsumers
 from relay.console.failure_groups import Counted
-from relay.console.forms import InputError
+from relay.console.forms import InputError, said
 from relay.console.given import FormWords, Here, Once, Operator, Owner, Sessions, Viewer
 from relay.console.looks import Look
 from relay.console.repeats import Repeatable
@@ -243,8 +243,8 @@ def order(site: Here, who: Operator, once: Once, *, group: GroupId, asked: Annot
     asked.check_part()
     if kind is Kind.DISCARD:
         return ask_first(group, asked)
-    if not asked.why and (asked.queue or kind is Kind.ARCHIVE):
-        raise InputError("why", _why(kind))
+    if asked.queue or kind is Kind.ARCHIVE:
+        said(asked.why)
     return _order(site, who, once, group=group, asked=asked)
 
 
@@ -316,8 +316,7 @@ def _foreseen(site: Site, who: Identity, chosen: RetryParked, group: Group | Non
 def discard(site: Here, who: Owner, once: Once, *, group: GroupId, asked: Annotated[GroupPart, Form()]) -> Response:
     """Order a job that discards the group, or a part of it; the console runs it."""
     asked.check_part()
-    if not asked.why:
-        raise InputError("why", _why(Kind.DISCARD))
+    said(asked.why)
     return _order(site, who, once, group=group, asked=asked.ordered(Kind.DISCARD))
 
 
@@ -325,10 +324,6 @@ def _order(site: Site, who: Identity, once: Repeatable | None, *, group: str, as
     if asked.queue:
         return site.order(letters.CHANGES[asked.kind], asked.letters(group), who, once)
     return site.order(parked.CHANGES[asked.kind], asked.rows(group), who, once)
-
-
-def _why(kind: Kind) -> str:
-    return f"say why: the audit keeps it with each message that you {kind}"
 
 
 @router.post("/failures/{group}/probe")
@@ -343,9 +338,7 @@ def probe(site: Here, who: Operator, group: str) -> Response:
 @router.post("/failures/{group}/held")
 def retry_held(site: Here, who: Operator, once: Once, *, group: GroupId, why: FormWords = "") -> Response:
     """Let the consumer try the held messages of the group now."""
-    if not why:
-        raise InputError("why", "say why: the audit keeps it")
-    site.change(held.retry, held.RetryHeld(group=group, why=why), who, once)
+    site.change(held.retry, held.RetryHeld(group=group, why=said(why)), who, once)
     site.consumers.wake()
     return RedirectResponse("/failures", HTTPStatus.SEE_OTHER)
 

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.forms import InputError
+from relay.console.forms import said
 from relay.console.given import FormWords, Here, Once, Operator, Viewer
 from relay.console.looks import Look
 from relay.console.site import Site
@@ -98,9 +98,7 @@ def turn_job(
         case "resume":
             site.change(jobs.resume, jobs.TurnJob(job=job, why=why), who, once)
         case "cancel":
-            if not why:
-                raise InputError("why", "say why the job ends: the audit keeps it")
-            site.change(jobs.cancel, jobs.CancelJob(job=job, why=why), who, once)
+            site.change(jobs.cancel, jobs.CancelJob(job=job, why=said(why)), who, once)
     return RedirectResponse(f"/jobs/{job}", HTTPStatus.SEE_OTHER)
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from relay.console.forms import said
 from relay.console.given import Here, Owner, Sessions
 from relay.console.pages.messages import Row, head_of
 from relay.console.templates import page
@@ -118,11 +119,9 @@ def edit(
             check_edit(message, new, is_json=message.is_json, most_bytes=most)
             lines = _lines(old, form, new)
         if form.act == "send":
-            if not form.why:
-                raise UsageError("say why: the audit keeps it with the message that you edit")
             asked = parked.EditParked(
                 row=str(message.id), payload=new.payload, headers=new.headers, discard=form.old == "discard",
-                message_id=form.message_id, why=form.why,
+                message_id=form.message_id, why=said(form.why),
             )  # fmt: skip
             sent = site.do(parked.edit, asked, who)
             return RedirectResponse(f"/messages/{sent.message_id}", HTTPStatus.SEE_OTHER)

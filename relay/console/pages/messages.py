@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Identity
-from relay.console.forms import TOKEN_FORM, Forms, InputError, returned_form
+from relay.console.forms import TOKEN_FORM, Forms, returned_form, said
 from relay.console.given import FormWords, Here, Once, Operator, Sessions, Viewer
 from relay.console.looks import Look
 from relay.console.pages.failures import GroupPart, ask_first
@@ -229,9 +229,7 @@ def change(
             raise UsageError(f"message {message.message_id}: {whereabouts(tables, [named])[named]}")
     if kind is Kind.DISCARD:
         return ask_first(str(message.group), GroupPart(part=True, id=(str(message.id),), why=why))
-    if not why and kind is not Kind.RETRY:
-        raise InputError("why", f"say why: the audit keeps it with the message that you {kind}")
-    asked = parked.RetryParked.model_construct(ids=(str(message.id),), why=why)
+    asked = parked.RetryParked.model_construct(ids=(str(message.id),), why=why if kind is Kind.RETRY else said(why))
     site.change(parked.CHANGES[kind], asked, who, once, check=_refuse_other_state)
     return _back(message)
 
@@ -259,9 +257,7 @@ def change_letter(
         if not groups:
             raise UsageError(f"look at {queue} again: no dead letter of the message is known there")
         return ask_first(groups[0].id, GroupPart(queue=queue, part=True, id=(message_id,), why=why))
-    if not why:
-        raise InputError("why", f"say why: the audit keeps it with the letter that you {kind}")
-    asked = letters.RetryLetters.model_construct(queue=queue, message_ids=(message_id,), why=why)
+    asked = letters.RetryLetters.model_construct(queue=queue, message_ids=(message_id,), why=said(why))
     return site.order(letters.CHANGES[kind], asked, who, once)
 
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from relay.console.access.identity import Identity
-from relay.console.forms import InputError
+from relay.console.forms import said
 from relay.console.given import Here, Once, Operator
 from relay.console.site import Site
 from relay.console.templates import page
@@ -70,7 +70,5 @@ def _foreseen(site: Site, who: Identity, wanted: parked.PreviewParked) -> Parked
 @router.post("/restore")
 def restore(site: Here, who: Operator, once: Once, asked: Annotated[Chosen, Form()]) -> Response:
     """Order a job that parks the rows again; the console runs it."""
-    given = asked.filter()
-    if not asked.why:
-        raise InputError("why", "say why: the audit keeps it with each message that you restore")
-    return site.order(parked.restore, parked.RestoreParked.model_construct(why=asked.why, **given), who, once)
+    wanted = parked.RestoreParked.model_construct(**asked.filter(), why=said(asked.why))
+    return site.order(parked.restore, wanted, who, once)

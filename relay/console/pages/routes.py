@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relay.console.access.identity import Identity
-from relay.console.forms import InputError
+from relay.console.forms import said
 from relay.console.given import Alone, FormWords, Here, Once, Operator, Owner, Viewer
 from relay.console.site import Site
 from relay.console.templates import page
@@ -126,9 +126,7 @@ def declare(
     request: Request, site: Here, who: Owner, _: Alone, *, why: FormWords = "", route: Annotated[Words, Form()] = ""
 ) -> HTMLResponse:
     """Declare what relay.toml lists, and show what was done."""
-    if not why:
-        raise InputError("why", "say why: the audit keeps it with each thing that is declared")
-    done = site.do(topology.apply, topology.ApplyTopology(why=why), who)
+    done = site.do(topology.apply, topology.ApplyTopology(why=said(why)), who)
     return _topology(request, who, done, int(route) if route.isdecimal() else None, is_done=True)
 
 
@@ -167,7 +165,7 @@ def pause_route(
     site: Here, who: Operator, once: Once, *, routing_key: Name, exchange: Name = "", why: FormWords = ""
 ) -> Response:
     """Pause an address, whether it works or not."""
-    asked = quarantine.PauseRoute(exchange=exchange, routing_key=routing_key, why=_reason(why))
+    asked = quarantine.PauseRoute(exchange=exchange, routing_key=routing_key, why=said(why))
     site.change(quarantine.pause, asked, who, once)
     return _back("#pauses")
 
@@ -199,9 +197,7 @@ def reroute(
     why: FormWords = "",
 ) -> Response:
     """Send the rows of a route to another address; show the route of that address, where they wait for a probe."""
-    if not why:
-        raise InputError("why", "say why: the audit keeps it with each row that gets another address")
-    asked = quarantine.Reroute(route=route, to_exchange=exchange, routing_key=routing_key, why=why)
+    asked = quarantine.Reroute(route=route, to_exchange=exchange, routing_key=routing_key, why=said(why))
     site.change(quarantine.reroute, asked, who, once)
     found = site.do(quarantine.list_, quarantine.ListRoutes(), who)
     here = [each.id for each in found if each.id == route]  # with rows that were on their way as a probe
@@ -212,9 +208,7 @@ def reroute(
 @router.post("/routes/{route}/discard")
 def discard(site: Here, who: Owner, once: Once, *, route: Id, why: FormWords = "") -> Response:
     """Order a job that gives up all rows of a route; the console runs it."""
-    if not why:
-        raise InputError("why", "say why: the audit keeps it with each row that you discard")
-    return site.order(quarantine.discard, quarantine.ChangeRoute(route=route, why=why), who, once)
+    return site.order(quarantine.discard, quarantine.ChangeRoute(route=route, why=said(why)), who, once)
 
 
 @router.post("/routes/lanes/pause")
@@ -222,7 +216,7 @@ def pause_lane(
     site: Here, who: Operator, once: Once, *, lane: Annotated[Lane, Form()], why: FormWords = ""
 ) -> Response:
     """Pause a lane."""
-    site.change(lanes.pause, lanes.PauseLane(lane=lane, why=_reason(why)), who, once)
+    site.change(lanes.pause, lanes.PauseLane(lane=lane, why=said(why)), who, once)
     return _back("#pauses")
 
 
@@ -285,9 +279,3 @@ def _has(route: RouteStatus, words: str) -> bool:
 
 def _back(place: str = "") -> Response:
     return RedirectResponse(f"/routes{place}", HTTPStatus.SEE_OTHER)
-
-
-def _reason(why: str) -> str:
-    if not why:
-        raise InputError("why", "say why: the audit keeps it, and others see it while the pause lasts")
-    return why

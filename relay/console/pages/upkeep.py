@@ -10,7 +10,7 @@ from psycopg.sql import SQL
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relay.console.forms import InputError
+from relay.console.forms import said
 from relay.console.given import Alone, Configured, FormWords, Here, Once, Operator, Owner, Sessions, Viewer
 from relay.console.templates import page
 from relay.errors import UsageError
@@ -57,9 +57,7 @@ def drop(settings: Configured, who: Owner, _: Alone, why: FormWords = "") -> Res
     keeps = keeps_of(settings.relay, None, None)
     if not keeps:
         raise UsageError("retention is off: relay.retention tells how long to keep")
-    if not why:
-        raise InputError("why", "say why: the audit keeps it with each day that you drop")
-    drop_old_days(settings.database, keeps, by=who.name, why=why)
+    drop_old_days(settings.database, keeps, by=who.name, why=said(why))
     return RedirectResponse("/retention", HTTPStatus.SEE_OTHER)
 
 
@@ -81,7 +79,5 @@ def give_up(
     why: FormWords = "",
 ) -> Response:
     """Let no more of a batch be written."""
-    if not why:
-        raise InputError("why", "say why: the job that runs it again is told")
-    site.change(batches.give_up, batches.GiveUp(app_id=app_id, version=version, why=why), who, once)
+    site.change(batches.give_up, batches.GiveUp(app_id=app_id, version=version, why=said(why)), who, once)
     return RedirectResponse("/batches", HTTPStatus.SEE_OTHER)

@@ -20,7 +20,7 @@ from relay.servers.rabbitmq.connection import Connection, connect_to
 from relay.servers.rabbitmq.hosts import broker_urls, in_turn, place, vhost
 
 HOST = "broker.host"
-OLDEST_BROKER = (3, 10)  # the oldest release that the tests run on
+OLDEST_BROKER, NEWEST_BROKER = (3, 10), (4, 3)  # the releases that the tests run on (docs/versions.md)
 REFUSING_MAJORS = (3, 4)  # of these it is known that what `publish_refused` asks for is never routed
 CAPABILITIES = ("publisher_confirms", "basic.nack", "connection.blocked", "consumer_cancel_notify")
 NOT_ALLOWED = 530  # AMQP's code for a virtual host that is missing or closed to the user
@@ -117,11 +117,14 @@ def versions(hosts: Iterable[OpenHost]) -> Iterator[Finding]:
             yield Finding(check, Verdict.WARNING, words, "the relay is tested with RabbitMQ 3.10 and later")
         elif version < OLDEST_BROKER:
             yield Finding(check, Verdict.WARNING, words, "the relay is tested with 3.10 and later: upgrade it")
-        elif version >= (4,):
-            news = "a quorum queue gives a message up after 20 deliveries, unless told otherwise; none is over 16 MiB"
-            yield Finding(check, Verdict.OK, f"{words}: {news}, likewise")
         else:
-            yield Finding(check, Verdict.OK, words)
+            notes = []
+            if version > NEWEST_BROKER:
+                notes.append(f"newer than {'.'.join(map(str, NEWEST_BROKER))}, the newest that the tests run on")
+            if version >= (4,):
+                notes.append("a quorum queue gives a message up after 20 deliveries, unless told otherwise")
+                notes.append("none is over 16 MiB, likewise")
+            yield Finding(check, Verdict.OK, f"{words}: {'; '.join(notes)}" if notes else words)
 
 
 def clusters(hosts: list[OpenHost]) -> Iterator[Finding]:

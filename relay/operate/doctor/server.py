@@ -12,7 +12,7 @@ from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.holders import BRING_STANDBY, commits_without_standby, long_holders
 from relay.servers.postgres.database import one
 
-OLDEST_SERVER = 15  # the oldest release that the tests run on
+OLDEST_SERVER, NEWEST_SERVER = 15, 18  # the releases that the tests run on (docs/versions.md)
 
 NODE_SESSIONS = 2  # the one with the lanes, and one now and then: to find a pooler, to look as here, to drop days
 METRICS_SESSIONS = 1  # relay/probes/backlog.py, when http.listen names an address
@@ -53,7 +53,9 @@ def server_version(connection: psycopg.Connection, _: Settings) -> Iterator[Find
     check = "database.version"
     version = connection.info.server_version
     words = f"PostgreSQL {connection.info.parameter_status('server_version')}"
-    if version >= OLDEST_SERVER * 10_000:
+    if version >= (NEWEST_SERVER + 1) * 10_000:
+        yield Finding(check, Verdict.OK, f"{words}: newer than {NEWEST_SERVER}, the newest that the tests run on")
+    elif version >= OLDEST_SERVER * 10_000:
         yield Finding(check, Verdict.OK, words)
     else:
         yield Finding(check, Verdict.FAILED, words, f"the relay needs PostgreSQL {OLDEST_SERVER} or later")
