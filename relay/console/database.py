@@ -62,9 +62,11 @@ class Database:
         self._pool.close()
 
     @contextmanager
-    def session(self) -> Iterator[Tables]:
+    def session(self, *, patience: float | None = None) -> Iterator[Tables]:
         """Yield the tables on an autocommit connection.
 
+        Args:
+            patience: seconds to wait for the connection; database.connect_timeout unless given.
         Raises:
             DatabaseUnavailableError: no connection, or it was lost.
             SchemaError, AccessError: the tables are missing, or not ours to read.
@@ -73,7 +75,7 @@ class Database:
         with of_inbox(self._url):
             try:
                 with (
-                    self._pool.connection() as connection,
+                    self._pool.connection(patience) as connection,
                     in_words(connection, self._schema, self._timeout, url=self._url),
                 ):
                     yield Tables(connection, self._schema)

@@ -10,7 +10,7 @@ from psycopg.sql import SQL
 
 from relay.engine.session.session import LANES
 from relay.operate.asked import Nothing
-from relay.operate.health import NODE_STALE_AFTER, OutboxState
+from relay.operate.health import OutboxState, is_alive
 from relay.operate.holders import (
     HeldUp,
     LaneHolder,
@@ -46,7 +46,7 @@ READ_NODES = SQL("""
            (published_total + coalesce((
                SELECT sum(messages) FROM {schema}.published AS mark WHERE mark.node = name AND position > published_to
            ), 0))::bigint AS published_total,
-           clock_timestamp() - heartbeat_at <= {stale_after} * interval '1 second' AS alive
+           {is_alive} AS alive
     FROM {schema}.node
     WHERE heartbeat_at > now() - interval '1 day'
     ORDER BY name
@@ -119,7 +119,7 @@ class NodeStatus:
     standby: bool
     last_heartbeat: datetime
     heartbeat_age_s: float
-    alive: bool  # the heartbeat is fresh
+    alive: bool  # the heartbeat is fresh, and its session is there
 
 
 class About(StrEnum):
@@ -235,7 +235,7 @@ def read_status(
 
 def list_nodes(tables: Tables) -> list[NodeStatus]:
     """Return the relays that have had a heartbeat in the last day."""
-    return tables.rows(NodeStatus, READ_NODES, stale_after=NODE_STALE_AFTER)
+    return tables.rows(NodeStatus, READ_NODES, is_alive=is_alive(tables.schema))
 
 
 def _progresses(tables: Tables, before: Sequence[NodeStatus], timeout: float) -> bool:
