@@ -38,7 +38,7 @@ demo: setup ## carry 69,659 real purchases from Spark to a consumer, and reconci
 	@PYTHON=$(PYTHON) tests/support/packages demo
 	@$(BIN)/python -m demo $(if $(FRESH),--fresh)
 
-console: setup ## serve the web console on the demo's data; it prints its address
+console: setup ## serve the web console of a shop with something in it, until Ctrl-C; it prints its address
 	@PYTHON=$(PYTHON) tests/support/packages demo
 	@$(BIN)/python -m demo.console
 

@@ -17,9 +17,9 @@ def declare(broker: BrokerSettings) -> None:
     asyncio.run(_declare(broker))
 
 
-def depth(broker: BrokerSettings) -> int:
-    """Return how many messages wait in the queue; those that a consumer holds are not among them."""
-    return asyncio.run(_depth(broker))
+def depth(broker: BrokerSettings, queue: str = QUEUE) -> int:
+    """Return how many messages wait in a queue; those that a consumer holds are not among them."""
+    return asyncio.run(_depth(broker, queue))
 
 
 async def _declare(broker: BrokerSettings) -> None:
@@ -31,12 +31,12 @@ async def _declare(broker: BrokerSettings) -> None:
         await queue.bind(exchange, BINDING)
 
 
-async def _depth(broker: BrokerSettings) -> int:
+async def _depth(broker: BrokerSettings, name: str) -> int:
     connection = await connect(broker, "outbox-demo")
     async with connection:
         channel = await connection.channel()
         try:
-            queue = await channel.declare_queue(QUEUE, passive=True)
+            queue = await channel.declare_queue(name, passive=True)
         except ChannelNotFoundEntity:
             return 0
         return queue.declaration_result.message_count or 0

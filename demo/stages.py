@@ -52,6 +52,21 @@ def running_consumer(environment: Mapping[str, str]) -> Iterator[Process]:
         yield consumer
 
 
+@contextmanager
+def running_shop(environment: Mapping[str, str]) -> Iterator[Process]:
+    """Run demo/shop.py; at the end it finishes its transactions."""
+    with _running("shop", [sys.executable, "-m", "demo.shop"], environment) as consumer:
+        yield consumer
+
+
+def run_command(name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Process:
+    """Run a command of the relay to its end; its log is named `name`."""
+    with _running(name, [COMMANDS / "relay", *arguments], environment) as command:
+        while command.is_running():
+            time.sleep(LOOK_EVERY)
+    return command
+
+
 def run_spark(purchases: Path, environment: Mapping[str, str], step: Step) -> dict[str, Any]:
     """Run examples/pipeline/invoices.py to its end and give its summary; the database is in the environment.
 
@@ -124,10 +139,8 @@ def replay_a_customer(database_url: str, environment: Mapping[str, str], process
         return
     (customer,) = found
     absorbed_before = consumer_counts()["duplicates"]
-    command = [COMMANDS / "relay", "replay", "--aggregate-type", "customer", "--aggregate-id", customer]
-    with _running("replay", [*command, "--output", "json"], {**environment, "RELAY_LOG_FORMAT": "json"}) as replay:
-        while replay.is_running():
-            time.sleep(LOOK_EVERY)
+    command = ["replay", "--aggregate-type", "customer", "--aggregate-id", customer, "--output", "json"]
+    replay = run_command("replay", command, {**environment, "RELAY_LOG_FORMAT": "json"})
     if replay.returncode:
         raise ServerError(f"relay replay failed with code {replay.returncode}\n{replay.log_end()}")
     replayed: int = json.loads(replay.log_end().rpartition("\n")[2])["done"]

@@ -1,7 +1,10 @@
 """Every session that we open has our settings, whatever a role or the database has for other applications."""
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import aio_pika
 import psycopg
@@ -11,6 +14,7 @@ from psycopg.sql import SQL, Identifier, Literal
 from outbox_spark import connection as spark
 from relay.config.settings import Settings
 from relay.console.database import Database
+from relay.consume.apply.handlers import Handlers
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.transactions_factory import open_transactions
 from relay.engine.node import Node
@@ -19,7 +23,9 @@ from relay.operate.doctor.finding import Verdict
 from relay.operate.doctor.run import examine
 from relay.operate.schema.migrate import sqlalchemy_engine
 from relay.operate.session import session
-from relay.servers.postgres.database import SESSION_SETTINGS, connect, connect_async
+from relay.publisher.table_buffer import TableBuffer
+from relay.retention.drop import Retention
+from relay.servers.postgres.database import OWN_SETTINGS, connect, connect_async
 from tests.cli.command import Command
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
@@ -32,9 +38,32 @@ OTHERS = {
     "extra_float_digits": "-15",
     "array_nulls": "off",
     "standard_conforming_strings": "off",
+    "client_encoding": "LATIN1",
+    "TimeZone": "Asia/Kathmandu",
+    "statement_timeout": "3h",
+    "lock_timeout": "3h",
+    "idle_in_transaction_session_timeout": "3h",
+    "idle_session_timeout": "3h",
+    "transaction_timeout": "3h",
+    "search_path": "outbox",
 }
+# What the application's code in a session has from its role and its database.
+OF_APPLICATIONS = (
+    "TimeZone", "statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout",
+    "search_path",
+)  # fmt: skip
+OURS = {**OWN_SETTINGS, "DateStyle": "ISO, DMY", "search_path": OTHERS["search_path"]}
+OF_CONSUMERS = {**OURS, **{name: OTHERS[name] for name in OF_APPLICATIONS}}
+OF_PUBLISHERS = {**OF_CONSUMERS, "idle_session_timeout": OTHERS["idle_session_timeout"]}
+OF_SPARK = {**OURS, "TimeZone": OTHERS["TimeZone"]}
+OF_RELAYS = {
+    **OURS,
+    "statement_timeout": "30s",
+    "lock_timeout": "3s",
+    "idle_in_transaction_session_timeout": "30s",
+}
+OF_COMMANDS = {**OURS, "statement_timeout": "30s"}
 READ = SQL("SELECT {}").format(SQL(", ").join(SQL("current_setting({})").format(Literal(name)) for name in OTHERS))
-OURS = ("read committed", "ISO, DMY", "postgres", "1", "on", "on")
 
 
 @pytest.fixture(autouse=True)
@@ -46,16 +75,18 @@ def _others(database_url: str) -> None:
             owner.execute(statement.format(Identifier(owner.info.dbname), Identifier(name), Literal(value)))
 
 
-def of(connection: psycopg.Connection) -> tuple[str, ...]:
-    row = connection.execute(READ).fetchone()
-    assert row is not None
-    return row
+def of(connection: psycopg.Connection) -> dict[str, str]:
+    return named(connection.execute(READ).fetchone())
+
+
+def named(row: Sequence[Any] | None) -> dict[str, str]:
+    return dict(zip(OTHERS, row or (), strict=True))
 
 
 def test_the_defaults_are_others(database_url: str) -> None:
-    assert OTHERS.keys() == SESSION_SETTINGS.keys()
+    assert OTHERS.keys() == OWN_SETTINGS.keys() | {"search_path"}
     with psycopg.connect(database_url) as stranger:
-        assert of(stranger) == tuple(OTHERS.values())
+        assert of(stranger) == OTHERS
 
 
 def test_of_commands_and_of_the_console(settings: Settings) -> None:
@@ -63,35 +94,59 @@ def test_of_commands_and_of_the_console(settings: Settings) -> None:
     console.open()
     try:
         with session(settings.database) as command, console.session() as page, connect(settings.database) as plain:
-            assert [of(each) for each in (command.connection, page.connection, plain)] == [OURS] * 3
+            assert of(command.connection) == OF_COMMANDS
+            assert of(page.connection) == {**OURS, "statement_timeout": "2s"}
+            assert of(plain) == OURS
     finally:
         console.close()
 
 
 def test_of_migrations(settings: Settings) -> None:
     with sqlalchemy_engine(settings.database).connect() as connection:
-        assert tuple(connection.exec_driver_sql(READ.as_string()).one()) == OURS
+        assert named(connection.exec_driver_sql(READ.as_string()).one()) == OURS
 
 
 async def test_of_a_relay_and_of_what_works_beside_it(settings: Settings) -> None:
     async with await connect_async(settings.database) as beside:
-        assert await (await beside.execute(READ)).fetchone() == OURS
+        assert named(await (await beside.execute(READ)).fetchone()) == OURS
     async with await LaneSession.open(settings.database) as lanes, lanes.use() as connection:
-        assert await (await connection.execute(READ)).fetchone() == OURS
+        assert named(await (await connection.execute(READ)).fetchone()) == OF_RELAYS
 
 
-async def test_of_a_consumer(settings: Settings) -> None:
-    transactions = open_transactions(Inbox(settings.database, "billing"))
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_of_a_consumer(settings: Settings, *, is_async: bool) -> None:
+    transactions = open_transactions(Inbox(settings.database, "billing"), Handlers({}, is_async=is_async))
     await transactions.open()
     try:
-        assert await transactions.execute(READ) == [OURS]
+        (row,) = await transactions.execute(READ)
     finally:
         await transactions.close()
+    assert named(row) == OF_CONSUMERS
 
 
-def test_of_a_spark_driver(database_url: str) -> None:
-    with spark.connect(spark.conninfo(database_url)) as driver:
-        assert of(driver) == OURS
+async def test_of_retention(settings: Settings) -> None:
+    async with Retention.open(settings.database) as retention:
+        row = await (await retention._connection.execute(READ)).fetchone()
+    assert named(row) == {**OURS, "statement_timeout": "30min"}
+
+
+async def test_of_a_publisher(settings: Settings) -> None:
+    buffer = TableBuffer(settings, "billing", embedded=False)
+    async with buffer._use() as connection:
+        row = await (await connection.execute(READ)).fetchone()
+        await connection.close()
+    assert named(row) == OF_PUBLISHERS
+
+
+def test_of_a_spark_driver_and_its_tasks(database_url: str) -> None:
+    info = spark.conninfo(database_url)
+    with spark.connect(info) as driver:
+        assert of(driver) == OF_SPARK
+    with closing(spark.connect_task(info)) as task, closing(task.cursor()) as cursor:
+        cursor.execute(READ.as_string())
+        found = named(cursor.fetchone())
+    timeouts = [name for name in OTHERS if name.endswith("_timeout")]
+    assert {name: found[name] for name in timeouts} == dict.fromkeys(timeouts, "0")
 
 
 def test_of_the_doctor(settings: Settings) -> None:

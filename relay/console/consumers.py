@@ -29,8 +29,8 @@ from relay.runtime.backoff import wait_for_event
 from relay.runtime.scrub import scrub
 from relay.servers.rabbitmq.connection import Connection, connect
 
-INTERVAL = 3.0  # seconds between two looks
-SHARE = 10  # a look may take this part of the time
+INTERVAL = 1.0  # seconds between two looks
+SHARE = 4  # a look may take this part of the time; it mostly waits for the broker
 LATE = timedelta(minutes=1)  # a shorter wait for the next try needs no operator
 # Seconds until a queue that is not there is looked at again: the broker logs an error for each such look. Most queues
 # of dead letters are not there.

@@ -11,7 +11,7 @@ from relay.errors import DatabaseUnavailableError
 from relay.operate.reconcile.inbox import OWN, of_inbox
 from relay.operate.session import in_words, limit_statements
 from relay.servers.postgres.bounded_values import bound_values
-from relay.servers.postgres.database import SET_SESSION, conninfo
+from relay.servers.postgres.database import OWN_SETTINGS, SET_EACH, conninfo, set_own
 from relay.servers.postgres.tables import Tables
 
 MOST_CONNECTIONS = 8
@@ -49,7 +49,7 @@ class Database:
         )
 
     def _configure(self, connection: psycopg.Connection) -> None:
-        connection.execute(SET_SESSION)
+        connection.execute(SET_EACH, set_own(OWN_SETTINGS))
         limit_statements(connection, self._timeout)
         bound_values(connection)
 
@@ -62,9 +62,11 @@ class Database:
         self._pool.close()
 
     @contextmanager
-    def session(self) -> Iterator[Tables]:
+    def session(self, *, patience: float | None = None) -> Iterator[Tables]:
         """Yield the tables on an autocommit connection.
 
+        Args:
+            patience: seconds to wait for the connection; database.connect_timeout unless given.
         Raises:
             DatabaseUnavailableError: no connection, or it was lost.
             SchemaError, AccessError: the tables are missing, or not ours to read.
@@ -73,7 +75,7 @@ class Database:
         with of_inbox(self._url):
             try:
                 with (
-                    self._pool.connection() as connection,
+                    self._pool.connection(patience) as connection,
                     in_words(connection, self._schema, self._timeout, url=self._url),
                 ):
                     yield Tables(connection, self._schema)

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import psycopg
 
+from relay.servers.postgres.database import has_no_ids
+
 # The server's function that raises "cached plan must not change result type": the text depends on its language.
 STALE_PLAN = "RevalidateCachedQuery"
 
@@ -46,6 +48,8 @@ def fault_of(error: BaseException) -> DatabaseFault:
     cause = cause_of(error)
     if not isinstance(cause, psycopg.Error):
         return DatabaseFault.MESSAGE
+    if has_no_ids(cause):
+        return DatabaseFault.OUTAGE
     code = cause.sqlstate or ""
     if code == "0A000" and cause.diag.source_function != STALE_PLAN:
         return DatabaseFault.MESSAGE

@@ -86,6 +86,36 @@ class WaitingCommits:
         return f"{commits} for a synchronous standby for up to {self.seconds:.0f} s{theirs}"
 
 
+NO_IDS_LEFT = 2**31 - 1 - 3_000_000  # transactions behind the oldest id (SetTransactionIdLimit in varsup.c)
+
+# The oldest of all databases counts. The lock of a node's name is a relay's, also while it can write no heartbeat.
+TRANSACTION_IDS = SQL("""
+    SELECT age(datfrozenxid), datname::text, EXISTS (
+        SELECT FROM pg_locks
+        WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid = hashtext({node_lock})::oid
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    )
+    FROM pg_database
+    ORDER BY age(datfrozenxid) DESC, datname
+    LIMIT 1
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class UsedUp:
+    """A server that refuses all that writes: it has no transaction id left, and must vacuum a database first."""
+
+    database: str
+    is_relay: bool  # a relay has a session and waits
+
+    def __str__(self) -> str:
+        relays = ", relays too" if self.is_relay else ""
+        return (
+            f"PostgreSQL has no transaction id left: all that writes waits{relays}; VACUUM in database"
+            f" {self.database}, see `relay doctor`"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignLock:
     """An advisory lock of ours that a session holds whose role has no right to what it is about."""
@@ -208,6 +238,13 @@ def commits_without_standby(connection: psycopg.Connection) -> WaitingCommits | 
     """
     number, seconds, is_relay = one(connection.execute(COMMITS_WAITING).fetchone())
     return WaitingCommits(number, seconds, is_relay) if seconds is not None and seconds >= STANDBY_SLOW else None
+
+
+def ids_used_up(tables: Tables) -> UsedUp | None:
+    """Return that the server has no transaction id left; None while it has some."""
+    names = {"node_lock": f"{tables.schema}.node"}
+    age, database, is_relay = tables.one(TRANSACTION_IDS, **names)
+    return UsedUp(database, is_relay) if age >= NO_IDS_LEFT else None
 
 
 def long_holders(connection: psycopg.Connection) -> list[Holder]:

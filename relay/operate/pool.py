@@ -21,7 +21,7 @@ from relay.servers.postgres.bounded_values import bound_values
 from relay.servers.postgres.database import connect_async
 from relay.servers.rabbitmq.connection import Connection, connect
 
-LAGGING = 10_000  # messages that wait in a partition, from which on it is a reason
+LAGGING = 10_000  # messages that wait in a queue, from which on it is a reason
 NO_MASTER = Guided("no master: start `relay run` or `relay pool run` on this database", Runbook.CONSUMER_DOWN)
 
 

@@ -8,11 +8,12 @@ from relay.config.settings import Settings
 from relay.config.topology import QueueType
 from relay.consume.queue_depth import QueueDepth
 from relay.operate.letters.work import queues_of
+from relay.operate.pool import LAGGING
 from relay.operate.routes.map import listed_ways
 from relay.operate.runbooks import Guided, Runbook
 
 START = "start its consumer"
-UNREAD_AFTER = 10.0  # seconds without a consumer; a shorter gap is a restart
+UNREAD_AFTER = 10.0  # seconds without a consumer, from which on it is no restart
 WINDOW = 60.0  # seconds over which growth is measured
 GROWN = 1000  # messages that a queue gains in the window; a smaller gain passes by itself
 
@@ -40,8 +41,10 @@ class QueueStatus:
     @property
     def reason(self) -> Guided | None:
         """Why an operator should look at it."""
-        if self.is_unread:
+        if self.ready and not self.consumers:
             return Guided(f"{unread(self.name, self.ready)}: {START}", Runbook.CONSUMER_DOWN)
+        if self.ready >= LAGGING:
+            return Guided(f"{self.ready:,} messages wait in {self.name}", Runbook.CONSUMER_LAG)
         if self.grown >= GROWN:
             words = f"{self.name} grows: {self.ready:,} messages wait, {self.grown:,} more than a minute ago"
             return Guided(words, Runbook.CONSUMER_LAG)

@@ -141,9 +141,11 @@ def in_words(
             f" roles to grant), or name another in {url}"
         ) from error
     except errors.ReadOnlySqlTransaction as error:
-        raise AccessError(
-            f"{connection.info.host} is read only, as a standby is: add target_session_attrs=read-write to {url}"
-        ) from error
+        if connection.info.parameter_status("in_hot_standby") == "on":
+            why = f"is a standby: add target_session_attrs=read-write to {url}"
+        else:
+            why = "takes no writes by this login: `relay doctor` names what sets default_transaction_read_only"
+        raise AccessError(f"{connection.info.host} {why}") from error
     except errors.QueryCanceled as error:
         raise DeadlineError("PostgreSQL", seconds) from error
     except psycopg.DataError as error:  # the net under relay/servers/postgres/bounded_values.py and the tables' CHECKs

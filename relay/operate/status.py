@@ -10,13 +10,14 @@ from psycopg.sql import SQL
 
 from relay.engine.session.session import LANES
 from relay.operate.asked import Nothing
-from relay.operate.health import NODE_STALE_AFTER, OutboxState
+from relay.operate.health import OutboxState, is_alive
 from relay.operate.holders import (
     HeldUp,
     LaneHolder,
     commits_without_standby,
     foreign_locks,
     held_up,
+    ids_used_up,
     lane_holders,
     long_holders,
 )
@@ -45,7 +46,7 @@ READ_NODES = SQL("""
            (published_total + coalesce((
                SELECT sum(messages) FROM {schema}.published AS mark WHERE mark.node = name AND position > published_to
            ), 0))::bigint AS published_total,
-           clock_timestamp() - heartbeat_at <= {stale_after} * interval '1 second' AS alive
+           {is_alive} AS alive
     FROM {schema}.node
     WHERE heartbeat_at > now() - interval '1 day'
     ORDER BY name
@@ -118,7 +119,7 @@ class NodeStatus:
     standby: bool
     last_heartbeat: datetime
     heartbeat_age_s: float
-    alive: bool  # the heartbeat is fresh
+    alive: bool  # the heartbeat is fresh, and its session is there
 
 
 class About(StrEnum):
@@ -199,9 +200,12 @@ def read_status(
         stalled = not _have_published(nodes, published_before)
     elif stalled and able:
         stalled = not _progresses(tables, nodes, progress_timeout)
-    standby = commits_without_standby(tables.connection)
+    standby, used_up = commits_without_standby(tables.connection), ids_used_up(tables)
     reasons = [Reason(str(standby), About.SESSIONS, Runbook.SESSION)] if standby else []
-    if not (standby and standby.is_relay):  # whose heartbeats are among these commits
+    if used_up:
+        reasons.append(Reason(str(used_up), About.SESSIONS, Runbook.STALLED))
+    # These keep a relay from its heartbeats.
+    if not (standby and standby.is_relay) and not (used_up and used_up.is_relay):
         reasons += _reasons(nodes, oldest_age if stalled else None)
         free = [each.lane for each in lanes if each.node is None and each.paused_at is None]
         if free and any(node.alive for node in nodes):
@@ -231,7 +235,7 @@ def read_status(
 
 def list_nodes(tables: Tables) -> list[NodeStatus]:
     """Return the relays that have had a heartbeat in the last day."""
-    return tables.rows(NodeStatus, READ_NODES, stale_after=NODE_STALE_AFTER)
+    return tables.rows(NodeStatus, READ_NODES, is_alive=is_alive(tables.schema))
 
 
 def _progresses(tables: Tables, before: Sequence[NodeStatus], timeout: float) -> bool:

@@ -30,7 +30,15 @@ from relay.runtime.backoff import backoff
 from relay.runtime.health import Health
 from relay.runtime.hindrance import Hindrance
 from relay.servers.postgres.compatibility import TABLES_MISSING, tables_missing
-from relay.servers.postgres.database import connect_async, hindrance_of, is_unreplicated, one, one_line, public_reason
+from relay.servers.postgres.database import (
+    SESSION_SETTINGS,
+    connect_async,
+    hindrance_of,
+    is_unreplicated,
+    one,
+    one_line,
+    public_reason,
+)
 
 COLUMNS = (*NewRow._fields, "writer", "created_at")
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -165,7 +173,7 @@ class TableBuffer:
             if self._connection is None or self._connection.closed:
                 self._is_unreplicated = False
                 self._connection = await connect_async(
-                    self._database, application_name=f"outbox-publisher {self._writer}"
+                    self._database, session=SESSION_SETTINGS, application_name=f"outbox-publisher {self._writer}"
                 )
                 self._connection.add_notice_handler(self._heed)
             try:

@@ -19,10 +19,9 @@ from relay.retention.kind import FORGET, FORGET_BATCHES, DatedTable
 from relay.servers.postgres.database import connect_async, one_line, require_session
 
 PREPARE = """
-    SELECT set_config(name, value, false)
-    FROM (VALUES ('statement_timeout', '30min'), ('transaction_timeout', '0'), ('jit', 'off'),
-        ('max_parallel_workers_per_gather', '0')) AS own (name, value)
-    JOIN pg_settings USING (name)
+    SET statement_timeout = '30min';
+    SET jit = off;
+    SET max_parallel_workers_per_gather = 0
 """
 TAKE_LOCK = SQL("SELECT pg_try_advisory_lock(hashtextextended({lock}, 0))")
 

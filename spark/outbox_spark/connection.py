@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adbc_driver_postgresql import dbapi
@@ -38,7 +39,15 @@ SESSION_SETTINGS = """
     SET IntervalStyle = 'postgres';
     SET extra_float_digits = 1;
     SET array_nulls = on;
-    SET standard_conforming_strings = on
+    SET standard_conforming_strings = on;
+    SET client_encoding = 'UTF8'
+"""
+
+# A role's time-outs are for short statements of its applications. Older servers lack some settings.
+NO_TIMEOUTS = """
+    SELECT set_config(name, '0', false) FROM pg_settings
+    WHERE name IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout',
+        'transaction_timeout')
 """
 
 RECONNECT_FOR = 30.0  # seconds; a failover takes less
@@ -94,6 +103,7 @@ def connect(info: str) -> "psycopg.Connection":
     try:
         connection = psycopg.connect(info, autocommit=True)
         connection.execute(SESSION_SETTINGS)
+        connection.execute(NO_TIMEOUTS)
         return connection
     except psycopg.OperationalError as error:
         raise OutboxWriteError(one_line(error)) from None
@@ -118,8 +128,20 @@ def retried(connect: Callable[[], Connected], refused: type[Exception]) -> Conne
 
 
 def connect_task(info: str) -> dbapi.Connection:
+    """Connect a task that writes; raises the last refusal."""
+    return retried(lambda: connect_once(info), dbapi.OperationalError)
+
+
+def connect_once(info: str) -> dbapi.Connection:
     """Connect a task, in autocommit: ADBC would begin its own transaction for each ingest."""
-    return retried(lambda: dbapi.connect(info, autocommit=True), dbapi.OperationalError)
+    connection = dbapi.connect(info, autocommit=True)
+    try:
+        with closing(connection.cursor()) as cursor:
+            cursor.execute(NO_TIMEOUTS)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def wait_for_room(room: Room, count: Callable[[str], int]) -> None:

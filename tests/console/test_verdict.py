@@ -14,6 +14,7 @@ from relay.console.site import Site
 from relay.console.verdict import Mood, TheVerdict, verdict
 from relay.consume.queue_depth import QueueDepth
 from relay.operate import queues
+from relay.operate.pool import LAGGING
 from relay.operate.queues import Depths, consumed_queues
 from tests.console.consumers import with_queue
 from tests.console.site import running
@@ -132,6 +133,22 @@ def test_a_queue_grows_when_each_half_of_a_minute_saw_more(counts: tuple[int, ..
     (status,) = looks[-1]
     assert status.grown == grown
     assert (status.reason is not None) is bool(grown)
+
+
+@pytest.mark.parametrize(
+    ("depth", "words"),
+    [
+        (QueueDepth(1, 0), "nothing consumes billing, and 1 message waits: start its consumer"),
+        (QueueDepth(LAGGING, 1), "10,000 messages wait in billing"),
+        (QueueDepth(LAGGING - 1, 1), None),
+        (QueueDepth(0, 0), None),
+    ],
+    ids=["no consumer", "it is long", "it is shorter", "it is empty"],
+)
+def test_a_queue_needs_a_look_at_once_and_is_not_red(depth: QueueDepth, words: str | None) -> None:
+    (status,) = Depths().note({"billing": depth}, 0.0)
+
+    assert (status.reason, status.is_unread) == (words, False)
 
 
 def test_a_queue_is_unread_from_its_first_message_without_a_consumer_on() -> None:

@@ -21,6 +21,7 @@ from tests.consume.process import BURDEN, COMMAND, environment
 from tests.support.eventually import eventually
 from tests.support.process import Process
 from tests.support.proxied import proxied
+from tests.support.publication import publish_all
 
 
 async def test_followers_that_come_later_wait_behind_the_held_one_and_follow_in_order(
@@ -43,6 +44,21 @@ async def test_followers_that_come_later_wait_behind_the_held_one_and_follow_in_
     assert handler.calls[1] == 1
     assert await table.held_count() == 0
     assert await queue.drained()
+
+
+async def test_a_key_is_held_and_let_go_under_a_publication_of_all_tables(
+    queue: Queue, table: Table, make_consumer: MakeConsumer
+) -> None:
+    """Days of the inbox that the consumer makes meanwhile are published, too."""
+    await table.connection.execute(publish_all(table.connection.info.server_version, by_root=True))
+    handler = Stumbling({0: 1})
+    consumer = make_consumer(handler.handle, retries=SOON)
+    async with running(consumer):
+        await queue.send_all(range(10), key="a")
+        await eventually(lambda: consumer.counters.applied == 10, "all are applied")
+
+    assert await table.numbers("a") == list(range(10))
+    assert await table.held_count() == 0
 
 
 @pytest.mark.every_postgres

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from demo.servers import ROOT
+from tests.demo.processes import processes_of
 from tests.support.folders import temporary_folder
 from tests.support.process import free_port, wait_for
 
@@ -50,20 +51,6 @@ def start(place: Path, *options: str, **variables: str) -> Iterator[subprocess.P
             yield demo
         finally:
             demo.kill()  # its servers end with it
-
-
-def processes_of(place: Path) -> list[str]:
-    """List the commands of all processes that have to do with the folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-            about = (process / "environ").read_bytes() + command
-        except OSError:
-            continue  # it ended meanwhile
-        if str(place).encode() in about:
-            found.append(command.decode().replace("\0", " "))
-    return found
 
 
 def row(output: str, name: str) -> list[str]:

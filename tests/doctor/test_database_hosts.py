@@ -1,12 +1,13 @@
 """Which host takes writes, and what stands next to it."""
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 
 from relay.config.settings import Settings
 from relay.operate.doctor.database import examine_database
-from tests.doctor.findings import FAILED, OK, WARNING, at, look
+from tests.doctor.findings import FAILED, OK, WARNING, at, look, operator
 from tests.support.pair import Pair
 from tests.support.process import free_port
 
@@ -54,11 +55,38 @@ def test_a_standby_alone_and_beside_its_primary(pair: Pair) -> None:
     assert (primary.verdict, f"127.0.0.1:{pair.primary.port}" in primary.words) == (OK, True)
 
 
-def test_a_server_that_was_made_read_only(settings: Settings) -> None:
+@pytest.mark.every_postgres
+@pytest.mark.parametrize("of", ["ROLE reader", "DATABASE {name}", "ROLE reader IN DATABASE {name}"])
+def test_a_login_whose_sessions_are_read_only(settings: Settings, of: str) -> None:
+    """The doctor names the setting and whose it is; its remedy lets the login write."""
+    url = settings.database.url.get_secret_value()
+    login = url.replace(url.partition("://")[2].partition("@")[0], "reader:reader")
+    whose = of.format(name=urlsplit(url).path[1:])
+    with operator(settings) as connection:
+        connection.execute("CREATE ROLE reader LOGIN PASSWORD 'reader'")
+        try:
+            connection.execute(f"ALTER {whose} SET default_transaction_read_only = on".encode())
+            (host,), (primary,) = look(at(login), "database.host"), look(at(login), "database.primary")
+            remedy, _, _ = primary.remedy.partition(";")
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute(remedy.encode())
+            (after,) = look(at(login), "database.primary")
+        finally:
+            connection.execute("DROP ROLE reader")
+
+    assert host.words.endswith(" is read only: default_transaction_read_only is on")
+    assert primary.verdict == FAILED
+    assert primary.words == "no host takes writes: default_transaction_read_only is on for this login"
+    assert remedy == f"ALTER {whose} RESET default_transaction_read_only"
+    assert after.verdict == OK
+
+
+def test_a_url_whose_sessions_are_read_only(settings: Settings) -> None:
     url = settings.database.url.get_secret_value()
     (primary,) = look(at(f"{url}?options=-cdefault_transaction_read_only%3Don"), "database.primary")
 
     assert primary.verdict == FAILED
+    assert primary.remedy.startswith("take it out of the options in database.url")
 
 
 @pytest.mark.drills

@@ -23,6 +23,10 @@ RAISE = """
     BEGIN RAISE 'planted' USING ERRCODE = '{code}'; END $$;
     CREATE TRIGGER refuse BEFORE {event} EXECUTE FUNCTION public.refuse()
 """
+FORBID = """
+    ALTER TABLE outbox.message_pending REPLICA IDENTITY NOTHING;
+    CREATE PUBLICATION everything FOR ALL TABLES
+"""
 MEND = "DROP FUNCTION public.refuse CASCADE"
 ROLLBACKS = "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()"
 
@@ -53,10 +57,13 @@ async def is_tried_again(outbox: Outbox, times: int) -> None:
 async def test_a_publication_without_replica_identity_stops_the_sending(
     outbox: Outbox, queue: Reader, run_node: RunNode
 ) -> None:
-    """A publication of deletes forbids the mark; the relay names it, repeats nothing, and goes on without it."""
+    """An operator took the identity away, so a publication of deletes forbids the mark.
+
+    The relay names it, repeats nothing, and goes on without it.
+    """
     async with run_node(max_window_rows=WINDOW, **NO_SWEEP) as node:
         await eventually(node.is_ready, "ready")
-        await outbox.connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        await outbox.connection.execute(FORBID)
         await outbox.insert_many(1000)
 
         await eventually(lambda: "replica identity" in node.hindrances().get("database", ""), "it says what is wrong")
@@ -118,7 +125,7 @@ async def test_a_row_that_cannot_be_put_away_is_tried_once(
     attempts = {"postponed": 5, "parked": 1, "set aside": 5}[outcome]
     async with run_node(max_attempts=attempts, backoff_initial=60, backoff_max=60, **NO_SWEEP) as node:
         await eventually(node.is_ready, "ready")
-        await outbox.connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        await outbox.connection.execute(FORBID)
         if outcome == "set aside":
             id_ = await outbox.insert(exchange="nowhere")
         else:

@@ -13,6 +13,8 @@ from relay.operate.letters import trial
 from relay.servers.postgres.tables import Tables
 from tests.jobs.benches import ROWS, Bench
 from tests.jobs.points import Killed, Points, What
+from tests.operate.rows import Rows
+from tests.support.publication import publish_all
 
 LAST = 25  # statements: a step of each work has fewer
 SLOW = 10.0  # rows a second
@@ -46,6 +48,15 @@ async def test_a_job_that_is_killed_or_cut_off_at_each_point_goes_on(
         await bench.check(connection, saved)
         if saved.is_over:
             return
+    await ended(bench, connection, job)
+
+
+async def test_a_job_does_all_under_a_publication_of_all_tables(
+    bench: Bench, connection: psycopg.Connection, rows: Rows
+) -> None:
+    job = await bench.order(connection)
+    rows.connection.execute(publish_all(rows.connection.info.server_version))
+
     await ended(bench, connection, job)
 
 

@@ -5,7 +5,8 @@ import psycopg
 DESCRIPTION = """
     WITH spaces AS (SELECT oid FROM pg_namespace WHERE nspname = %(schema)s),
     tables AS (SELECT class.* FROM pg_class AS class JOIN spaces ON class.relnamespace = spaces.oid)
-    SELECT format('%%s %%s %%s %%s', relkind, relname, reloptions, pg_get_expr(relpartbound, oid)) FROM tables
+    SELECT format('%%s %%s %%s %%s %%s', relkind, relname, reloptions, pg_get_expr(relpartbound, oid), relreplident)
+    FROM tables
     UNION ALL
     SELECT format('%%s.%%s %%s %%s %%s %%s', relname, attname, format_type(atttypid, atttypmod), attnotnull,
                   attgenerated, pg_get_expr(adbin, adrelid))
@@ -17,7 +18,8 @@ DESCRIPTION = """
     UNION ALL
     SELECT format('%%s: %%s', relname, pg_get_viewdef(oid)) FROM tables WHERE relkind = 'v'
     UNION ALL
-    SELECT pg_get_indexdef(indexrelid) FROM tables JOIN pg_index ON indrelid = tables.oid
+    SELECT format('%%s %%s', pg_get_indexdef(indexrelid), indisreplident)
+    FROM tables JOIN pg_index ON indrelid = tables.oid
     UNION ALL
     SELECT pg_get_triggerdef(pg_trigger.oid) FROM tables JOIN pg_trigger ON tgrelid = tables.oid AND NOT tgisinternal
     UNION ALL

@@ -56,7 +56,7 @@ def test_a_migration_takes_the_locks_that_its_text_names(
             of_tables = strongest([(mode, table) for mode, table, _ in locks])
             roots = {table: root for _, table, root in locks}
             # A partition is named if its lock is not that of its table.
-            taken.update({t: mode for t, mode in of_tables.items() if roots[t] == t or of_tables[roots[t]] != mode})
+            taken.update({t: mode for t, mode in of_tables.items() if roots[t] == t or of_tables.get(roots[t]) != mode})
             known.update(name for (name,) in observer.execute(KNOWN).fetchall())
 
     monkeypatch.setattr("relay.operate.schema.migrate.note_oldest_release", look)

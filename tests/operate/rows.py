@@ -58,12 +58,13 @@ class Rows:
         return row
 
     def node(self, name: str = "relay-1", *, age: float = 0, **columns: Any) -> None:
-        """Write a relay's heartbeat, `age` seconds old."""
+        """Write a relay's heartbeat, `age` seconds old; our session has the lock that the relay's would have."""
         values = {"name": name, "backend_pid": 1, "lanes": LANES, "version": "0.1.0", **columns}
         statement = sql.SQL(
             "INSERT INTO outbox.node (heartbeat_at, {}) VALUES (now() - %(age)s * interval '1 second', {})"
         ).format(sql.SQL(", ").join(map(sql.Identifier, values)), sql.SQL(", ").join(map(sql.Placeholder, values)))
         self.connection.execute(statement, {**values, "age": age})
+        self.connection.execute("SELECT pg_try_advisory_lock(hashtext('outbox.node'), hashtext(%s))", [name])
 
     def states(self) -> dict[int, tuple[str, int | None]]:
         """Return state and held_behind of every row by id."""

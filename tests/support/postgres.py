@@ -20,6 +20,8 @@ OLDEST = 15
 UNPRIVILEGED = "nobody"  # PostgreSQL refuses to run as root
 LONGEST_SOCKET_PATH = 107 - len("/.s.PGSQL.12345.lock")
 
+XIDS_A_BYTE, XIDS_A_SEGMENT = 4, 2**20  # of pg_xact, with pages of 8 KiB
+
 BASE = {
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
@@ -109,6 +111,14 @@ class PostgresServer(Server):
         be made, and seen.
         """
         self.stop(signal.SIGQUIT)
+
+    def set_next_transaction(self, xid: int) -> None:
+        """Set the next transaction id, with the page of the commit log that it is noted in; the server is stopped."""
+        run([self._binaries / "pg_resetwal", "-x", str(xid), "-D", self._data], user=UNPRIVILEGED, environment={})
+        segment = self._data / "pg_xact" / f"{xid // XIDS_A_SEGMENT:04X}"
+        segment.write_bytes(bytes(XIDS_A_SEGMENT // XIDS_A_BYTE))
+        segment.chmod(0o600)
+        _give_away(segment)
 
     def _prepare(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

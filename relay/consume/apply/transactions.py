@@ -54,6 +54,7 @@ from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, Stopping, raise_if_set, wait_for_event
 from relay.servers.postgres.database import (
     CANCEL_TIMEOUT,
+    SESSION_SETTINGS,
     connect,
     connect_async,
     is_finished,
@@ -63,6 +64,9 @@ from relay.servers.postgres.database import (
 )
 
 log = get_logger("relay.consume")
+
+# What bounds a handler's statements, where it finds its tables, and its time zone are the application's to say.
+OF_HANDLERS = SESSION_SETTINGS | {"idle_session_timeout": "0"}
 
 Connection = TypeVar("Connection", psycopg.Connection, psycopg.AsyncConnection)
 Parameters = Mapping[str, Any]
@@ -251,7 +255,9 @@ class AsyncTransactions(ConnectionTransactions[psycopg.AsyncConnection]):
 
     async def open(self) -> None:
         await self.close()
-        self._connection = await connect_async(self._inbox.database, **self._inbox.connection_options)
+        self._connection = await connect_async(
+            self._inbox.database, session=OF_HANDLERS, **self._inbox.connection_options
+        )
         await self._connection.set_autocommit(False)  # else a handler's work after its own ROLLBACK would be committed
 
     async def close(self) -> None:
@@ -330,7 +336,9 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
 
     async def open(self) -> None:
         await self.close()
-        self._connection = await asyncio.to_thread(connect, self._inbox.database, **self._inbox.connection_options)
+        self._connection = await asyncio.to_thread(
+            connect, self._inbox.database, session=OF_HANDLERS, **self._inbox.connection_options
+        )
         self._connection.autocommit = False  # as above
 
     async def close(self) -> None:

@@ -41,7 +41,7 @@ HOLDERS = SQL("""
 """)
 
 LOOK_INTERVAL = 10.0  # seconds
-HELD_LONG = 60.0  # seconds; until then the wait of a dead row is not worth a warning
+HELD_LONG = 25.0  # seconds; until then the wait of a dead row is not worth a warning
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class DatabaseRetry:
                 return Hindrance(f"no partition takes the rows sent today: {blockers}", blockers.public)
             if attempts == 1:
                 return None
-        hint = f" {error.diag.message_hint}" if error.diag.message_hint else ""
+        hint = "".join(f" {line}" for line in (error.diag.message_hint or "").splitlines())
         words = f"a statement fails until an operator acts: {await self._explain(error)}.{hint} See `relay doctor`"
         return Hindrance(words, PublicReason.STANDING_FAULT)
 

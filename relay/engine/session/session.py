@@ -28,7 +28,7 @@ from relay.runtime.backoff import wait_for_event
 from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, refuse_newer, tables_missing
 from relay.servers.postgres.database import (
     KEEPALIVE,
-    SESSION_SETTINGS,
+    OWN_SETTINGS,
     SET_EACH,
     DatabaseConnection,
     Host,
@@ -37,6 +37,7 @@ from relay.servers.postgres.database import (
     one_line,
     public_reason,
     require_session,
+    set_own,
     unplug,
 )
 
@@ -143,17 +144,15 @@ def _own_settings(connection: AsyncConnection, database: DatabaseSettings) -> di
 
     The server, too, must notice a peer that died silently: until then no live node holds the lanes.
     """
-    own = SESSION_SETTINGS | {
+    own = OWN_SETTINGS | {
         "statement_timeout": f"{max(1, round(database.command_timeout * 1000))}ms",
         "lock_timeout": "3s",  # then the wait for a lock is logged (relay/engine/session/database_retry.py)
-        "transaction_timeout": "0",
-        "idle_session_timeout": "0",
         "idle_in_transaction_session_timeout": "30s",
     }
     ours = connection.info.get_parameters()
     for name in KEEPALIVE.keys() & ours.keys() - {"keepalives"}:
         own[f"tcp_{name.removeprefix('tcp_')}"] = ours[name]
-    return {"names": list(own), "values": list(own.values()), "is_local": False}
+    return set_own(own)
 
 
 class HeldLanes:
@@ -241,7 +240,7 @@ class LaneSession:
             SchemaError: the outbox tables are missing or too old.
         """
         # A standby may show commits in another order than the primary made them, and cannot be marked on.
-        primary = {"application_name": "outbox-relay", "target_session_attrs": "read-write"}
+        primary: dict[str, Any] = {"application_name": "outbox-relay", "target_session_attrs": "read-write"}
         connection = await connect_async(database, last=last, is_lent=True, **primary)
         try:
             await prepare(connection, database)

@@ -15,6 +15,7 @@ from relay.operate.doctor.server import (
     free_connections,
     hot_partition,
     keepalive,
+    notifications,
     old_snapshots,
     replication_slots,
     server_version,
@@ -25,7 +26,7 @@ from relay.operate.doctor.tables import days_ahead, history, publications, table
 from relay.servers.postgres.database import (
     LENT_OUT,
     NAME_SERVER,
-    SESSION_SETTINGS,
+    OWN_SETTINGS,
     SET_EACH,
     connect,
     each_host,
@@ -57,6 +58,7 @@ CHECKS: dict[str, Check] = {
     "database.snapshots": old_snapshots,
     "database.slots": replication_slots,
     "database.vacuum": hot_partition,
+    "database.notifications": notifications,
     "database.transaction_ids": transaction_ids,
     "database.durability": durability,
     "database.standby": standby,
@@ -102,7 +104,7 @@ def _pooler(database: DatabaseSettings) -> Finding:
 
 def _answers(name: str, check: Check, connection: psycopg.Connection, settings: Settings) -> list[Finding]:
     """Return the findings of one check, or why there are no findings."""
-    own = SESSION_SETTINGS | {"statement_timeout": f"{round(settings.database.command_timeout * 1000)}ms"}
+    own = OWN_SETTINGS | {"statement_timeout": f"{round(settings.database.command_timeout * 1000)}ms"}
     try:
         with connection.transaction(force_rollback=True):
             # For this transaction alone: the session may be lent by a pooler.
@@ -117,8 +119,18 @@ CHECK_URL = "check the host, database, user, password and sslmode in database.ur
 
 # As libpq's target_session_attrs=read-write decides it.
 READ_STATE = """
-    SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean
+    SELECT pg_is_in_recovery(), setting::boolean, source, quote_ident(current_user), quote_ident(current_database())
+    FROM pg_settings WHERE name = 'default_transaction_read_only'
 """
+READ_ONLY = "default_transaction_read_only is on"
+# What takes it back, by where the server says that it comes from.
+SET_BY = {
+    "client": "take it out of the options in database.url, or out of PGOPTIONS",
+    "user": "ALTER ROLE {role} RESET default_transaction_read_only",
+    "database": "ALTER DATABASE {database} RESET default_transaction_read_only",
+    "database user": "ALTER ROLE {role} IN DATABASE {database} RESET default_transaction_read_only",
+}
+SERVER = "ALTER SYSTEM RESET default_transaction_read_only and SELECT pg_reload_conf()"
 
 
 class Hosts:
@@ -131,6 +143,7 @@ class Hosts:
     def __init__(self, database: DatabaseSettings) -> None:
         self._database = database
         self.connection: psycopg.Connection | None = None
+        self._set_by: list[str] = []  # what takes back a setting that keeps sessions from writing
 
     def __enter__(self) -> "Hosts":
         return self
@@ -148,13 +161,15 @@ class Hosts:
             try:
                 connection = connect(self._database, is_lent=True, **way, application_name="outbox-relay doctor")
                 place = host_of(connection)  # a service's file may name the server, too
-                in_recovery, is_read_only = one(connection.execute(READ_STATE).fetchone())
+                in_recovery, is_read_only, source, role, name = one(connection.execute(READ_STATE).fetchone())
             except (DatabaseUnavailableError, psycopg.Error) as error:
                 verdict = Verdict.WARNING if len(ways) > 1 else Verdict.FAILED
                 yield Finding(HOST, verdict, f"{place}: {error}", CHECK_URL)
                 continue
             takes_writes = not in_recovery and not is_read_only
-            state = "takes writes" if takes_writes else "is a standby" if in_recovery else "is read only"
+            if is_read_only and not in_recovery:
+                self._set_by.append(SET_BY.get(source, SERVER).format(role=role, database=name))
+            state = "takes writes" if takes_writes else "is a standby" if in_recovery else f"is read only: {READ_ONLY}"
             yield Finding(HOST, Verdict.OK, f"{place} {state}")
             primaries += [place] if takes_writes else []
             self._keep(connection, is_better=takes_writes and len(primaries) == 1)
@@ -164,6 +179,11 @@ class Hosts:
         check = "database.primary"
         if self.connection is None:
             yield Finding(check, Verdict.FAILED, "no host lets us in", CHECK_URL)
+        elif not primaries and self._set_by:
+            words = f"no host takes writes: {READ_ONLY} for this login"
+            yield Finding(
+                check, Verdict.FAILED, words, f"{' or '.join(dict.fromkeys(self._set_by))}; or use another login"
+            )
         elif not primaries:
             remedy = "name the primary in database.url, or promote one; `relay run` waits for it and then gives up"
             yield Finding(check, Verdict.FAILED, "no host takes writes", remedy)

@@ -67,6 +67,7 @@ AT_START = frozenset(
         "database.connections",
         "database.slots",
         "database.vacuum",
+        "database.notifications",
         "database.transaction_ids",
         "database.durability",
         "database.clock",

@@ -9,7 +9,7 @@ from psycopg.sql import SQL
 from relay.config.settings import Settings
 from relay.engine.nodes.vacuum import HELD_LONG
 from relay.operate.doctor.finding import Finding, Verdict
-from relay.operate.holders import BRING_STANDBY, commits_without_standby, long_holders
+from relay.operate.holders import BRING_STANDBY, NO_IDS_LEFT, commits_without_standby, long_holders
 from relay.servers.postgres.database import one
 
 OLDEST_SERVER, NEWEST_SERVER = 15, 18  # the releases that the tests run on (docs/versions.md)
@@ -146,7 +146,7 @@ def _look(connection: psycopg.Connection) -> tuple[float, float]:
 
 MANY_DEAD = 100_000  # twenty times what message_pending is vacuumed at; a busy minute leaves more, for a minute
 VACUUMED_WITHIN = 300.0  # seconds
-OLD_TRANSACTION_IDS = 500_000_000  # the server stops all writing at 2,000 million
+OLD_TRANSACTION_IDS = 500_000_000
 
 SEES_AGES = "SELECT pg_has_role('pg_read_all_stats', 'USAGE')"
 READ_SLOTS = """
@@ -166,7 +166,10 @@ READ_HOT_PARTITION = SQL("""
     FROM pg_stat_all_tables JOIN pg_class ON pg_class.oid = relid
     WHERE relid = to_regclass(format('%%I.message_pending', %(schema)s::text))
 """)
-READ_AGE = "SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database()"
+# The oldest of all databases counts: no database takes writes then.
+READ_AGE = """
+    SELECT age(datfrozenxid), quote_ident(datname) FROM pg_database ORDER BY age(datfrozenxid) DESC, datname LIMIT 1
+"""
 
 
 def old_snapshots(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
@@ -218,12 +221,38 @@ def hot_partition(connection: psycopg.Connection, settings: Settings) -> Iterato
         yield Finding(check, Verdict.OK, words)
 
 
+QUEUE_GROWS, QUEUE_FULL = 0.1, 0.5  # shares of the queue of NOTIFY, of 8 GB unless max_notify_queue_pages says less
+
+READ_QUEUE = "SELECT pg_notification_queue_usage()"
+
+
+def notifications(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
+    """Return how full the queue is that the server's applications share: a listener that reads nothing fills it."""
+    check = "database.notifications"
+    (usage,) = one(connection.execute(READ_QUEUE).fetchone())
+    words = f"the queue of NOTIFY is {usage:.0%} full"
+    remedy = (
+        "end the session that listens and reads nothing: pg_stat_activity has it as idle in transaction, or waiting"
+        " for ClientWrite. The server's log names it once the queue is half full"
+    )
+    if usage >= QUEUE_FULL:
+        late = "writers do not ring, so rows wait for poll_interval; full, it fails all who notify"
+        yield Finding(check, Verdict.WARNING, f"{words}: {late}", remedy)
+    elif usage >= QUEUE_GROWS:
+        yield Finding(check, Verdict.WARNING, f"{words}: a session that listens reads nothing", remedy)
+    else:
+        yield Finding(check, Verdict.OK, words)
+
+
 def transaction_ids(connection: psycopg.Connection, _: Settings) -> Iterator[Finding]:
     check = "database.transaction_ids"
-    (age,) = one(connection.execute(READ_AGE).fetchone())
-    words = f"the oldest transaction id is {age:,} transactions old"
-    if age > OLD_TRANSACTION_IDS:
-        remedy = "find what keeps vacuum from freezing (database.snapshots, database.slots), then VACUUM (FREEZE)"
-        yield Finding(check, Verdict.WARNING, f"{words}; at 2,000 million the server stops all writing", remedy)
+    age, database = one(connection.execute(READ_AGE).fetchone())
+    words = f"the oldest transaction id, of database {database}, is {age:,} transactions old"
+    remedy = f"end what keeps vacuum from freezing (database.snapshots, database.slots), then VACUUM in {database}"
+    if age >= NO_IDS_LEFT:
+        yield Finding(check, Verdict.FAILED, f"{words}: the server refuses all that writes", remedy)
+    elif age > OLD_TRANSACTION_IDS:
+        at = f"at {NO_IDS_LEFT:,} the server refuses all that writes"
+        yield Finding(check, Verdict.WARNING, f"{words}; {at}", remedy)
     else:
         yield Finding(check, Verdict.OK, words)

@@ -12,7 +12,6 @@ from relay.operate.revision import head_revision
 from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, release_needed
 from relay.servers.postgres.database import one
 
-PUBLISHES_GENERATED = 180000  # the first server that can publish generated columns
 DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (`database_retry.ENSURE_DAYS`)
 
 # Floors are saved at a position that was given: a sequence below it was set back. A relay that lives says so itself.
@@ -56,24 +55,42 @@ READ_UNFINISHED = SQL("""
 # replica identity. From release 18 on, that must have no generated column which the publication leaves out
 # (`pubgencols`, which older servers lack). Rows of a sent day only come and go with it.
 READ_PUBLICATIONS = """
-    SELECT quote_ident(pubname), array_agg(quote_ident(nspname) || '.' || quote_ident(relname) ORDER BY relname)
-    FROM pg_publication
-    CROSS JOIN pg_class AS part
-    JOIN pg_namespace AS schema ON schema.oid = relnamespace
-    WHERE (pubupdate OR pubdelete) AND nspname = %(schema)s AND relkind = 'r'
-        AND relname !~ '^message_sent_[0-9]{8}$' AND pg_relation_is_publishable(part.oid)
-        AND NOT CASE relreplident
-            WHEN 'f' THEN to_jsonb(pg_publication) ->> 'pubgencols' IS DISTINCT FROM 'n' OR NOT EXISTS (
-                SELECT FROM pg_attribute WHERE attrelid = part.oid AND attgenerated <> ''
-            )
-            WHEN 'd' THEN EXISTS (SELECT FROM pg_index WHERE indrelid = part.oid AND indisprimary)
-            WHEN 'i' THEN EXISTS (SELECT FROM pg_index WHERE indrelid = part.oid AND indisreplident)
-            ELSE false
-        END
-        AND (
+    WITH part AS (
+        SELECT pg_class.oid, relnamespace, relreplident, format('%%I.%%I', nspname, relname) AS name
+        FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        WHERE nspname = %(schema)s AND relkind = 'r' AND relname !~ '^message_sent_[0-9]{8}$'
+            AND pg_relation_is_publishable(pg_class.oid)
+    ), unique_key AS (
+        SELECT indrelid, quote_ident(index.relname) AS name, bool_or(attgenerated <> '') AS is_generated,
+            indisprimary AND part.relreplident = 'd' OR indisreplident AND part.relreplident = 'i' AS is_identity
+        FROM pg_index
+        JOIN part ON part.oid = indrelid
+        JOIN pg_class AS index ON index.oid = indexrelid
+        JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey[0:indnkeyatts - 1])
+        WHERE indisunique AND indimmediate AND indisvalid AND indpred IS NULL AND indexprs IS NULL
+        GROUP BY indexrelid, indrelid, index.relname, indisprimary, indisreplident, part.relreplident
+        HAVING bool_and(attnotnull)
+    ), covered AS (
+        SELECT pubname, part.name, CASE relreplident WHEN 'f' THEN true ELSE identity.name IS NOT NULL END AS is_known,
+            leaves_out AND coalesce(identity.is_generated, best.is_generated, has_generated) AS is_left_out,
+            coalesce('USING INDEX ' || best.name, 'FULL') AS best
+        FROM pg_publication
+        CROSS JOIN part
+        CROSS JOIN LATERAL (
+            SELECT to_jsonb(pg_publication) ->> 'pubgencols' IS NOT DISTINCT FROM 'n'
+        ) AS how (leaves_out)
+        CROSS JOIN LATERAL (
+            SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = part.oid AND attgenerated <> '')
+        ) AS columns (has_generated)
+        LEFT JOIN unique_key AS identity ON identity.indrelid = part.oid AND is_identity
+        LEFT JOIN LATERAL (
+            SELECT name, is_generated FROM unique_key
+            WHERE indrelid = part.oid AND relreplident <> 'f' ORDER BY is_generated, name LIMIT 1
+        ) AS best ON true
+        WHERE (pubupdate OR pubdelete) AND (
             puballtables
             OR EXISTS (
-                SELECT FROM pg_publication_namespace WHERE pnpubid = pg_publication.oid AND pnnspid = schema.oid
+                SELECT FROM pg_publication_namespace WHERE pnpubid = pg_publication.oid AND pnnspid = relnamespace
             )
             OR EXISTS (
                 SELECT FROM pg_publication_rel
@@ -81,6 +98,13 @@ READ_PUBLICATIONS = """
                     AND (prrelid = part.oid OR prrelid IN (SELECT relid FROM pg_partition_ancestors(part.oid)))
             )
         )
+    )
+    SELECT quote_ident(pubname), count(*),
+        array_agg(name ORDER BY name) FILTER (WHERE NOT is_known OR is_left_out),
+        coalesce(array_agg(format('ALTER TABLE %%s REPLICA IDENTITY %%s', name, best) ORDER BY name)
+            FILTER (WHERE NOT is_known), '{}'),
+        bool_or(is_left_out)
+    FROM covered
     GROUP BY pubname
     ORDER BY pubname
 """
@@ -150,15 +174,19 @@ def unfinished_batches(connection: psycopg.Connection, settings: Settings) -> It
 
 
 def publications(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
-    """Name each publication that keeps rows from being marked."""
+    """Name each publication of our tables, and whether it keeps rows from being marked."""
     check, schema = "database.publications", settings.database.schema_name
     found = connection.execute(READ_PUBLICATIONS, {"schema": schema}).fetchall()
-    for name, tables in found:
-        words = f"publication {name} publishes changes of {', '.join(tables)}, which have no usable replica identity:"
-        repairs = [f"ALTER TABLE {table} REPLICA IDENTITY FULL" for table in tables]
-        if connection.info.server_version >= PUBLISHES_GENERATED:
-            repairs.append(f"ALTER PUBLICATION {name} SET (publish_generated_columns = stored)")
-        remedy = f"drop the publication, leave schema {schema} out of it, or: {'; '.join(repairs)}"
-        yield Finding(check, Verdict.FAILED, f"{words} no row there can be marked", remedy)
+    for name, number, refused, repairs, is_left_out in found:
+        if refused:
+            # On a subscriber, a generated column of the same name must become a plain one.
+            if is_left_out:
+                repairs.append(f"ALTER PUBLICATION {name} SET (publish_generated_columns = stored)")
+            words = f"publication {name} has changes of {', '.join(refused)}, which have no usable replica identity:"
+            remedy = f"drop the publication, leave schema {schema} out of it, or: {'; '.join(repairs)}"
+            yield Finding(check, Verdict.FAILED, f"{words} no row there can be marked", remedy)
+        else:
+            words = f"publication {name} has changes of {number} tables of the outbox; each has a replica identity"
+            yield Finding(check, Verdict.OK, words)
     if not found:
-        yield Finding(check, Verdict.OK, "no publication keeps rows from being marked")
+        yield Finding(check, Verdict.OK, "no publication has changes of the outbox")

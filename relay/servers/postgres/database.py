@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,14 +41,29 @@ SESSION_SETTINGS = {
     "extra_float_digits": "1",
     "array_nulls": "on",
     "standard_conforming_strings": "on",
+    "client_encoding": "UTF8",
 }
-SET_SESSION = "; ".join(f"SET {name} = '{value}'" for name, value in SESSION_SETTINGS.items())
+# A session that runs no application's code has these, too. Waits are bounded where they are made, not by a default.
+OWN_SETTINGS = SESSION_SETTINGS | {
+    "TimeZone": "UTC",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "transaction_timeout": "0",
+}
 # Older servers lack some settings.
 SET_EACH = """
     SELECT set_config(name, value, %(is_local)s)
     FROM unnest(%(names)s::text[], %(values)s::text[]) AS own (name, value)
     JOIN pg_settings USING (name)
 """
+
+SESSION_IS_READ_ONLY = "session is read-only"  # libpq, of a host that `target_session_attrs = read-write` passes over
+READ_ONLY_BY = "it is a standby, or default_transaction_read_only is on for the role, the database or the server"
+# The server's functions that raise 54000 when no transaction id is left. Other errors of that code have other causes,
+# and the text depends on the server's language.
+GIVES_NO_ID = ("GetNewTransactionId", "GetNewMultiXactId")
 
 LENT_OUT = (
     "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions."
@@ -167,7 +183,7 @@ def conninfo(database: DatabaseSettings, *, last: Host | None = None, **override
     return make_conninfo(**{**defaults, **given, **_put_last(given, hosts, last), **overrides})
 
 
-def each_host(database: DatabaseSettings) -> list[dict[str, str]]:
+def each_host(database: DatabaseSettings) -> list[dict[str, Any]]:
     """Return, for each host of the URL, the overrides with which `connect` goes only there, to a server of any kind.
 
     Raises:
@@ -188,8 +204,19 @@ def login_of(connection: psycopg.Connection) -> str:
     return f"database {connection.info.dbname} on {host_of(connection)}, as user {connection.info.user}"
 
 
-def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: Any) -> psycopg.Connection:
-    """Open a connection in autocommit mode, with `SESSION_SETTINGS`.
+def set_own(names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the parameters of `SET_EACH` that set these for the session."""
+    return {"names": list(names), "values": list(names.values()), "is_local": False}
+
+
+def connect(
+    database: DatabaseSettings,
+    *,
+    is_lent: bool = False,
+    session: Mapping[str, str] = OWN_SETTINGS,
+    **overrides: Any,
+) -> psycopg.Connection:
+    """Open a connection in autocommit mode, with these settings of the session.
 
     Args:
         is_lent: a pooler may lend the session to an application after us; nothing is set in it.
@@ -199,16 +226,21 @@ def connect(database: DatabaseSettings, *, is_lent: bool = False, **overrides: A
     try:
         connection = psycopg.connect(conninfo(database, **overrides), autocommit=True)
         if not is_lent:
-            connection.execute(SET_SESSION)
+            connection.execute(SET_EACH, set_own(session))
         return connection
     except psycopg.OperationalError as error:
         raise unavailable(error) from error
 
 
 async def connect_async(
-    database: DatabaseSettings, *, last: Host | None = None, is_lent: bool = False, **overrides: Any
+    database: DatabaseSettings,
+    *,
+    last: Host | None = None,
+    is_lent: bool = False,
+    session: Mapping[str, str] = OWN_SETTINGS,
+    **overrides: Any,
 ) -> "DatabaseConnection":
-    """Open an asyncio connection in autocommit mode, with `SESSION_SETTINGS`.
+    """Open an asyncio connection in autocommit mode, with these settings of the session.
 
     Args:
         last: one of the URL's hosts, to be tried after all others.
@@ -221,7 +253,7 @@ async def connect_async(
         try:
             if not is_lent:
                 async with asyncio.timeout(database.command_timeout):
-                    await connection.execute(SET_SESSION)
+                    await connection.execute(SET_EACH, set_own(session))
         except BaseException:
             await connection.close()
             raise
@@ -365,6 +397,11 @@ async def _is_kept(connection: psycopg.AsyncConnection, other: psycopg.AsyncConn
     return True
 
 
+def has_no_ids(error: BaseException) -> bool:
+    """Whether the server refuses a command as it has no transaction id left, until a vacuum has freed some."""
+    return isinstance(error, psycopg.errors.ProgramLimitExceeded) and error.diag.source_function in GIVES_NO_ID
+
+
 def is_unreplicated(notice: psycopg.errors.Diagnostic) -> bool:
     """Whether a notice says that a commit was made on the primary, but maybe not on its standby."""
     # Its SQLSTATE, 01000, is that of any warning, and its text depends on the server's language.
@@ -383,8 +420,13 @@ def one(row: Row | None) -> Row:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an error on one line, without a password; libpq's texts have several lines."""
-    return scrub(" ".join(str(error).split()))
+    """Return the text of an error on one line, without a password; libpq's texts have several lines.
+
+    For a session that takes no writes, it names what makes sessions so.
+    """
+    words = scrub(" ".join(str(error).split()))
+    is_read_only = isinstance(error, psycopg.errors.ReadOnlySqlTransaction) or SESSION_IS_READ_ONLY in words
+    return f"{words} ({READ_ONLY_BY})" if is_read_only else words
 
 
 def kind_of_loss(error: BaseException) -> str:

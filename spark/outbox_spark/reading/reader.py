@@ -10,6 +10,7 @@ from itertools import islice
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
+from outbox_spark.connection import connect_once
 from outbox_spark.errors import ReadError, one_line
 from outbox_spark.reading.fields import as_fields, refuse_no_object
 from outbox_spark.reading.tasks import Read, Task
@@ -70,7 +71,7 @@ def read_task(read: Read, task: InputPartition) -> Iterator[pa.RecordBatch]:
 def _rows(read: Read, task: Task) -> Iterator[pa.RecordBatch]:
     schema = arrow_schema(read.schema)
     with (
-        closing(dbapi.connect(read.info, autocommit=True)) as connection,
+        closing(connect_once(read.info)) as connection,
         closing(connection.cursor()) as cursor,
     ):
         for statement in BEGIN:

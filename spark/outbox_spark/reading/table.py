@@ -11,7 +11,7 @@ from psycopg.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from outbox_spark.connection import connect, conninfo
+from outbox_spark.connection import connect, connect_once, conninfo
 from outbox_spark.errors import ReadError, TableError, one_line
 from outbox_spark.reading.plan import BYTES_PER_TASK
 from outbox_spark.reading.reader import as_planned
@@ -105,7 +105,7 @@ def _run(spark: SparkSession, database: Database, statements: list[str], kinds: 
         for piece in (row["id"] for batch in batches for row in batch.to_pylist()):
             try:
                 with (
-                    closing(dbapi.connect(info, autocommit=True)) as connection,
+                    closing(connect_once(info)) as connection,
                     closing(connection.cursor()) as cursor,
                 ):
                     for statement in (*begin, statements[piece]):

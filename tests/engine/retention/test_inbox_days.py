@@ -13,6 +13,7 @@ from relay.retention.rounds import drop_old_days, keep_days
 from tests.engine.retention.conftest import lock_is_free
 from tests.support.days import Days, InboxDays
 from tests.support.eventually import eventually
+from tests.support.publication import publish_all
 
 pytestmark = pytest.mark.every_postgres
 
@@ -26,6 +27,20 @@ COUNT = "SELECT count(*) FROM outbox.processed_message"
 @pytest.fixture
 def inbox(database_url: str) -> InboxDays:
     return InboxDays(database_url)
+
+
+async def test_days_are_dropped_under_a_publication_of_all_tables(
+    inbox: InboxDays, database: DatabaseSettings, database_url: str
+) -> None:
+    sent = Days(database_url)
+    with inbox.connection, sent.connection:
+        inbox.add(OLD, 3)
+        sent.add(OLD, 3)
+        inbox.connection.execute(publish_all(inbox.connection.info.server_version))
+
+        await drop_old_days(database, {INBOX: KEEP, SENT: KEEP})
+
+        assert (inbox.past(), sent.past()) == (set(), set())
 
 
 async def test_days_older_than_is_remembered_are_dropped_and_are_not_made_again(
