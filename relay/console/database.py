@@ -31,9 +31,19 @@ class Database:
 
     Args:
         url: what the operator calls its URL.
+        most: connections.
+        patience: seconds to wait for one; database.connect_timeout unless given.
     """
 
-    def __init__(self, database: DatabaseSettings, console: ConsoleSettings, *, url: str = OWN) -> None:
+    def __init__(
+        self,
+        database: DatabaseSettings,
+        console: ConsoleSettings,
+        *,
+        url: str = OWN,
+        most: int = MOST_CONNECTIONS,
+        patience: float | None = None,
+    ) -> None:
         self._schema = database.schema_name
         self._url = url
         self._timeout = console.statement_timeout
@@ -43,8 +53,8 @@ class Database:
             configure=self._configure,
             check=ConnectionPool.check_connection,
             min_size=0,
-            max_size=MOST_CONNECTIONS,
-            timeout=database.connect_timeout,
+            max_size=most,
+            timeout=database.connect_timeout if patience is None else patience,
             open=False,
         )
 
@@ -62,11 +72,9 @@ class Database:
         self._pool.close()
 
     @contextmanager
-    def session(self, *, patience: float | None = None) -> Iterator[Tables]:
+    def session(self) -> Iterator[Tables]:
         """Yield the tables on an autocommit connection.
 
-        Args:
-            patience: seconds to wait for the connection; database.connect_timeout unless given.
         Raises:
             DatabaseUnavailableError: no connection, or it was lost.
             SchemaError, AccessError: the tables are missing, or not ours to read.
@@ -75,7 +83,7 @@ class Database:
         with of_inbox(self._url):
             try:
                 with (
-                    self._pool.connection(patience) as connection,
+                    self._pool.connection() as connection,
                     in_words(connection, self._schema, self._timeout, url=self._url),
                 ):
                     yield Tables(connection, self._schema)

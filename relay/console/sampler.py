@@ -29,7 +29,6 @@ IDLE_INTERVAL = 10.0  # while no browser does; the history goes on
 SHARE = 10  # a look may take this part of the time: where it takes long, looks are fewer
 KEPT = 3600.0  # seconds of history
 POINT = 10.0  # seconds that a point of the history stands for
-PATIENCE = 1.5  # seconds for a connection, until a look says that the database does not answer
 BEAT = 2.0  # seconds, at most, between two samples that a reader gets
 PAUSED_NAMED, REASON_LENGTH = 3, 300  # paused jobs that are named, and characters of each one's reason
 RATE_OVER = 5.0  # seconds, at least, over which the rate is measured
@@ -174,7 +173,7 @@ class Sampler:
         self._number += 1
         status, latency, error = None, None, None
         try:
-            with self._database.session(patience=PATIENCE) as tables:
+            with self._database.session() as tables:
                 before = self._before()
                 status = read_status(tables, progress_timeout=self._settle_after, published_before=before)
                 latency = read_latency(tables)

@@ -40,6 +40,7 @@ from relay.probes.cached_answer import CachedAnswer
 
 JOBS = "jobs."  # operations on jobs
 NOBODY = Identity("", Role.VIEWER)  # what the console looks at by itself is noted nowhere
+LOOK_PATIENCE = 1.5  # seconds for a connection, until a look says that the database does not answer
 ROUTE_MAP_PATIENCE = 0.2  # seconds that a page waits for the broker; then it shows what was seen before
 
 
@@ -66,7 +67,9 @@ class Site:
         self.alone = asyncio.Lock()
         self.background = Background()
         self.consumers = Consumers(settings, self.database, self.inbox)
-        self.sampler = Sampler(settings, self.database, self.consumers.in_queues)
+        # Its own connection: else it would take a wait for other users' looks for a database that does not answer.
+        self._looking = Database(settings.database, settings.console, most=1, patience=LOOK_PATIENCE)
+        self.sampler = Sampler(settings, self._looking, self.consumers.in_queues)
         self.checkup = Checkup(settings, file)
         self.looks = Looks(settings.broker)
         self.runner = Runner(settings, partial(self.background.note, "jobs"), self._job_left)
@@ -217,7 +220,7 @@ class Site:
     @asynccontextmanager
     async def running(self, _: FastAPI) -> AsyncIterator[None]:
         """Look at the servers, and run jobs, as long as the app answers."""
-        databases = {self.database, self.inbox}
+        databases = {self.database, self.inbox, self._looking}
         for each in databases:
             each.open()
         looking: dict[str, Callable[[], Awaitable[None]]] = {

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
 import psycopg
 
 from relay.config.settings import DatabaseSettings, Settings
+from relay.console.database import MOST_CONNECTIONS
 from relay.console.sampler import Sampler
 from relay.operate.operation import Role
 from tests.console.rows import waiting
@@ -135,6 +136,20 @@ async def test_the_history_has_the_worst_of_each_while(settings: Settings, datab
 async def _watch(sampler: Sampler) -> None:
     async for _ in sampler.samples():
         pass
+
+
+async def test_users_who_take_all_connections_are_no_lost_database(settings: Settings) -> None:
+    async with running(settings) as app:
+        site = app.state.site
+        await eventually(lambda: site.sampler.latest is not None, "the console has looked")
+        with ExitStack() as others:
+            for _ in range(MOST_CONNECTIONS):
+                others.enter_context(site.database.session())
+            before = site.sampler.latest.number
+            # The first of them may be under way.
+            await eventually(lambda: site.sampler.latest.number >= before + 2, "it has looked twice")
+
+    assert site.sampler.latest.error is None
 
 
 async def test_a_database_that_does_not_answer_is_the_verdict(settings: Settings, tmp_path: Path) -> None:
