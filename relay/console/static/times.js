@@ -37,6 +37,7 @@
       if (!text) return;
       note = document.createElement("small");
       note.className = "ago";
+      note.ariaLive = "off"; // it changes each second, also inside a status
       time.after(" ", note);
       time.title = whole.format(at);
     }
