@@ -14,7 +14,7 @@ from relay.observe.printable import utc
 from relay.operate import batches
 from relay.operate.batches import BatchState, BatchStatus
 
-LIST_COLUMNS = ("application", "version", "state", "at", "pieces", "rows", "tables", "seconds", "came again")
+LIST_COLUMNS = ("application", "version", "state", "at", "pieces", "rows", "tables", "seconds", "repeats")
 
 app = App(name="batches", help="See what Spark has written; give up a batch that was begun and will not be finished.")
 
