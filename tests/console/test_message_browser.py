@@ -92,6 +92,7 @@ async def test_a_message_is_edited_reviewed_and_sent_again(
             await payload.fill(typed)
             await page.get_by_role("button", name="See what changed").click()
             await expect(page.locator("ins")).to_have_text('+  "amount": 1.10,')
+            await page.wait_for_load_state()  # also of the style sheet
             assert not await page.evaluate(
                 "document.documentElement.scrollWidth > document.documentElement.clientWidth"
             )

@@ -95,7 +95,7 @@ def test_the_console_has_a_shop_with_something_in_it_twice_and_stops_clean(place
             assert "shop.orders" in str(api.get("/topology")), turn
             assert groups == {"parked": 12, "quarantine": 3}, turn
             assert [each["state"] for each in api.get("/jobs")["rows"]] == ["paused"], turn
-            api.wait_for("/consumers", "shop.orders", " ago</span>")
+            api.wait_for("/consumers", "shop.orders", 'Last applied"><time ')
             api.wait_for("/failures", "the tax office does not answer", "shop.orders.dead")
             api.wait_for("/", "3 dead letters in shop.orders.dead", "consumer shop holds 3 messages", "does not work")
 

@@ -47,7 +47,7 @@ def test_in_flight() -> None:
     smaller = answer("in_flight", relay=RelaySettings(max_in_flight=101, max_window_rows=100))
 
     assert (fine.verdict, smaller.verdict) == (OK, WARNING)
-    assert fine.words.startswith("at most 100 messages are unconfirmed; at most 100 rows and 67,108,864 bytes")
+    assert fine.words.startswith("at most 100 messages are unconfirmed; at most 100 rows and 64 MiB")
 
 
 def test_timeouts() -> None:

@@ -17,9 +17,9 @@ STAMPS = {
     "console/consumers.py",
     "console/forms.py",  # how old a page is that sends its form; pages are made and read by one host
     "console/looks.py",
-    "console/pages/failures.py",
     "console/pages/replay.py",
     "console/sampler.py",
+    "console/templates.py",  # the console's clock, next to which the browser shows ages
     "console/webhook.py",
     "consume/classify.py",
     "operate/audit.py",
