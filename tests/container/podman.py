@@ -14,7 +14,7 @@ from tests.support.process import ServerError
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/python:3.13-slim-trixie"
-NEWEST = "localhost/python:3.14-slim-forky"  # of Debian's next release
+NEWEST = "localhost/python:3.14-slim-sid"  # of Debian unstable
 PROGRAMS = ("podman", "runc", "debootstrap")
 CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 

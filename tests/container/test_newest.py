@@ -43,4 +43,4 @@ def test_the_parts_pass_on_them(podman: Podman, tmp_path: Path, capsys: pytest.C
     used = Versions(two_numbers(python.removeprefix("Python ")), str(SERVER), two_numbers(rabbitmq))
     with capsys.disabled():
         print(f"\nPython {used.python}, PostgreSQL {used.postgresql} and RabbitMQ {used.rabbitmq}: {result}")
-    assert documented()["`make test-images`: Debian's next release"] == used
+    assert documented()["`make test-images`: Debian unstable"] == used

@@ -1,6 +1,7 @@
 """The positions alone, over a table in memory: whatever is settled when, no row is left out or under way twice."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from relay.config.settings import RelaySettings
@@ -10,6 +11,7 @@ from relay.engine.session.session import HeldLanes
 from tests.engine.rows import ROW
 
 LANES = 3
+RUNS = b"5:6:5"  # transaction 5
 NOBODY_RUNS = b"9:9:"
 
 
@@ -68,7 +70,7 @@ def test_a_read_goes_back_to_where_a_transaction_was_first_seen_when_it_has_ende
     positions = Positions(held, RelaySettings(), now=0.0)
     for now, position in enumerate([first, later, later + 10_000], start=1):
         plan = positions.plan(now - 0.5)
-        positions.plan_again(plan, b"5:6:5")  # it runs
+        positions.plan_again(plan, RUNS)
         positions.take(plan, [], position, began=now, ended=now)
 
     plan = positions.plan(10.0)
@@ -77,6 +79,24 @@ def test_a_read_goes_back_to_where_a_transaction_was_first_seen_when_it_has_ende
     assert longer is not None
     assert longer.floors[0] <= first < plan.floors[0]
     assert positions.plan_again(longer, NOBODY_RUNS) is None
+
+
+@pytest.mark.parametrize(("distance", "is_void"), [(10, False), (10_000, True)])
+def test_a_read_ahead_is_void_when_one_that_ran_below_its_floors_has_ended(*, distance: int, is_void: bool) -> None:
+    """A transaction of now has its rows above the floors: the read brings them, too."""
+    held = HeldLanes()
+    held.take([0])
+    positions = Positions(held, RelaySettings(), now=0.0)
+    for now, position in enumerate([10, 20, 20 + distance], start=1):
+        plan = positions.plan(now - 0.5)
+        positions.plan_again(plan, RUNS)
+        positions.take(plan, [], position, began=now, ended=now)
+
+    ahead = positions.plan_ahead(10.0, [0])
+
+    assert ahead is not None
+    assert positions.has_missed(ahead, NOBODY_RUNS) is is_void
+    assert not positions.has_missed(ahead, RUNS)
 
 
 def test_a_floor_ends_where_an_unknown_transaction_may_have_written() -> None:

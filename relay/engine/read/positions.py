@@ -240,9 +240,10 @@ class Positions:
             floor,
         )
 
-    def has_missed(self, snapshot: bytes) -> bool:
-        """Whether a transaction has ended that ran during the last read: its rows may come before those of this one."""
-        return self._open.has_ended(snapshot)
+    def has_missed(self, plan: Plan, snapshot: bytes) -> bool:
+        """Whether a transaction has ended that ran during the last read, and may have rows below those of this one."""
+        back = self._open.ended(snapshot)
+        return back is not None and back < plan.reach
 
     def take_ahead(self, rows: list[Row]) -> list[Row]:
         """Note what a read ahead has brought; return it without the rows that did not fit and those behind them."""
@@ -415,9 +416,10 @@ class OpenTransactions:
         position = self._positions[-1][1]
         return min([watermark, *(since for since in self._since.values() if position - since <= NEAR)])
 
-    def has_ended(self, snapshot: bytes) -> bool:
-        """Whether one that ran during the last read does not run any more."""
-        return not self._since.keys() <= named_by(snapshot)
+    def ended(self, snapshot: bytes) -> int | None:
+        """Return the lowest position at which one was first seen that ran during the last read and has ended, if any."""
+        running = named_by(snapshot)
+        return min((since for xid, since in self._since.items() if xid not in running), default=None)
 
     def note(self, snapshot: bytes, watermark: int) -> int | None:
         """Note what runs; return the lowest position at which a transaction that has ended was first seen, if any."""

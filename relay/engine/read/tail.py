@@ -254,7 +254,7 @@ class Tail:
             head, rows = await self._select(self.ahead_statement, plan, above)
         finally:
             positions.end_read()
-        rows = [] if positions.has_missed(head.message_id) else positions.take_ahead(rows)
+        rows = [] if positions.has_missed(plan, head.message_id) else positions.take_ahead(rows)
         self._ahead.move(crowded, head.id, time.monotonic())
         self.read_at = began
         return rows
