@@ -1,6 +1,6 @@
 """What a large batch costs live traffic: `python -m bench.batch`.
 
-300,000 rows are committed in one transaction, one for each customer, as `format("outbox")` does it, or an UPDATE with a
+500,000 rows are committed in one transaction, one for each customer, as `format("outbox")` does it, or an UPDATE with a
 trigger that writes events. Their keys are in half of the lanes. While the relay publishes them, applications write
 steadily, for some of these customers and for others. Commit to confirm is measured, next to the same load alone.
 """
@@ -39,7 +39,7 @@ LANE_OF = "SELECT id, lane FROM outbox.message WHERE id = ANY(%s)"
 
 
 def measure(
-    *, rows: Count = 300_000, rounds: Count = 3, rate: Positive = 200.0, seconds: Positive = 10.0, run: Bench
+    *, rows: Count = 500_000, rounds: Count = 3, rate: Positive = 200.0, seconds: Positive = 10.0, run: Bench
 ) -> None:
     """Measure live traffic during a large batch. Exit code 1 when a message was lost.
 
