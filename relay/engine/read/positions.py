@@ -417,7 +417,7 @@ class OpenTransactions:
         return min([watermark, *(since for since in self._since.values() if position - since <= NEAR)])
 
     def ended(self, snapshot: bytes) -> int | None:
-        """Return the lowest position at which one was first seen that ran during the last read and has ended, if any."""
+        """Return where the first one was first seen that ran during the last read and has ended, if there is one."""
         running = named_by(snapshot)
         return min((since for xid, since in self._since.items() if xid not in running), default=None)
 
