@@ -1,9 +1,7 @@
 """`make console` as a newcomer runs it: a shop with something in it, on real servers, and nothing is left of it."""
 
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from demo.servers import ROOT
-from tests.demo.processes import processes_of
+from tests.demo.processes import processes_of, started
 from tests.support.folders import temporary_folder
 from tests.support.process import free_port, wait_for
 
@@ -25,26 +22,6 @@ def place() -> Iterator[Path]:
     """A folder in place of .demo/."""
     with temporary_folder() as folder:
         yield folder
-
-
-@contextmanager
-def start(place: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run the command until the end of the block, on its private servers."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
-    environment |= {"DEMO_FOLDER": str(place), "RELAY_CONSOLE_LISTEN": f"127.0.0.1:{free_port()}"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "demo.console"],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as demo:
-        try:
-            yield demo
-        finally:
-            demo.kill()  # its servers end with it
 
 
 def printed_address(demo: subprocess.Popen[str]) -> tuple[str, str]:
@@ -88,7 +65,8 @@ def asking(address: str, token: str) -> Iterator[Api]:
 @pytest.mark.timeout(400)
 def test_the_console_has_a_shop_with_something_in_it_twice_and_stops_clean(place: Path) -> None:
     for turn in ("the first run", "a second run"):
-        with start(place) as demo, asking(*printed_address(demo)) as api:
+        variables = {"DEMO_FOLDER": str(place), "RELAY_CONSOLE_LISTEN": f"127.0.0.1:{free_port()}"}
+        with started("demo.console", **variables) as demo, asking(*printed_address(demo)) as api:
             groups = {each["source"]: each["count"] for each in api.get("/failures")["groups"]}
 
             assert [each["name"] for each in api.get("/status")["nodes"] if each["alive"]] == ["demo"], turn

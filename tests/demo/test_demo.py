@@ -1,19 +1,16 @@
 """The demo as its reader runs it, on few purchases."""
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from demo.servers import ROOT
-from tests.demo.processes import processes_of
+from tests.demo.processes import processes_of, started
 from tests.support.folders import temporary_folder
 from tests.support.process import free_port, wait_for
 
@@ -34,23 +31,10 @@ def place() -> Iterator[Path]:
         yield folder
 
 
-@contextmanager
-def start(place: Path, *options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the demo in that folder until the end of the block, on its own servers unless the variables name others."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "demo", "--input", place / "purchases.txt", *options],
-        cwd=ROOT,
-        env={**environment, "DEMO_FOLDER": str(place), "COLUMNS": "120", **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as demo:
-        try:
-            yield demo
-        finally:
-            demo.kill()  # its servers end with it
+def start(place: Path, *options: str, **variables: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Run the demo in that folder until the end of the block."""
+    own = {"DEMO_FOLDER": str(place), "COLUMNS": "120", **variables}
+    return started("demo", "--input", place / "purchases.txt", *options, **own)
 
 
 def row(output: str, name: str) -> list[str]:
