@@ -34,7 +34,7 @@ class SentRows(ReplayFilter):
 
     @property
     def is_everything(self) -> bool:
-        return not any(getattr(self, name) for name in SentRows.model_fields)
+        return all(getattr(self, name) in (None, ()) for name in SentRows.model_fields)
 
     def selection(self, moment: datetime) -> SentSelection:
         """Return the rows that it means by a clock that shows `moment`; UsageError when nothing can match."""

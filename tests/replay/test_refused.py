@@ -18,6 +18,7 @@ def relay(tmp_path: Path, database_url: str, broker_url: str) -> Command:
     [
         ([], "--all for every sent row"),
         (["--all", "--since", "1h"], "exclude each other"),
+        (["--all", "--aggregate-id", ""], "exclude each other"),
         (["--since", "1h", "--until", "2h"], "is not before --until 2h"),
         (["--since", "2999-01-01T00:00:00Z"], "is not before now"),
         (["--since", "2026-11-21T08:00:00"], "says no time zone"),
