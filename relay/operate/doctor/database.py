@@ -35,6 +35,7 @@ from relay.servers.postgres.database import (
     one,
     one_line,
     refuse_pooler,
+    set_own,
 )
 
 Check = Callable[[psycopg.Connection, Settings], Iterator[Finding]]
@@ -108,7 +109,7 @@ def _answers(name: str, check: Check, connection: psycopg.Connection, settings: 
     try:
         with connection.transaction(force_rollback=True):
             # For this transaction alone: the session may be lent by a pooler.
-            connection.execute(SET_EACH, {"names": list(own), "values": list(own.values()), "is_local": True})
+            connection.execute(SET_EACH, set_own(own, is_local=True))
             return list(check(connection, settings))
     except psycopg.Error as error:
         return [Finding(name, Verdict.SKIPPED, error.diag.message_primary or one_line(error))]

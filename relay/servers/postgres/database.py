@@ -204,9 +204,9 @@ def login_of(connection: psycopg.Connection) -> str:
     return f"database {connection.info.dbname} on {host_of(connection)}, as user {connection.info.user}"
 
 
-def set_own(names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the parameters of `SET_EACH` that set these for the session."""
-    return {"names": list(names), "values": list(names.values()), "is_local": False}
+def set_own(names: Mapping[str, str], *, is_local: bool = False) -> dict[str, Any]:
+    """Return the parameters of `SET_EACH` that set these for the session, or for its transaction alone."""
+    return {"names": list(names), "values": list(names.values()), "is_local": is_local}
 
 
 def connect(
