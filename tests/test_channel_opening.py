@@ -1,4 +1,4 @@
-"""A channel that opens does not outlive the task that was told to end meanwhile, whatever the library makes of it."""
+"""What opens does not outlive the task that was told to end meanwhile, whatever the library makes of it."""
 
 import asyncio
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 
 from relay.config.settings import BrokerSettings
 from relay.servers.rabbitmq.connection import connect, open_channel
+from relay.servers.rabbitmq.insides import Underlay
 
 
 async def test_a_cancel_that_the_library_swallows_while_a_channel_opens_is_raised(
@@ -31,3 +32,23 @@ async def test_a_cancel_that_the_library_swallows_while_a_channel_opens_is_raise
     with pytest.raises(asyncio.CancelledError):
         await opening
     await connection.hang_up()
+
+
+async def test_a_task_that_is_cancelled_as_the_broker_lets_it_in_leaves_no_connection(
+    broker: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Underlay] = []
+    opens = Underlay.connect
+
+    async def cancelled_as_it_opens(underlay: Underlay, *args: Any) -> None:
+        await opens(underlay, *args)
+        opened.append(underlay)
+        connecting.cancel()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Underlay, "connect", cancelled_as_it_opens)
+    connecting = asyncio.create_task(connect(broker, "test"))
+
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert [each.is_closed for each in opened] == [True]

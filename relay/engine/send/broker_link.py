@@ -174,9 +174,7 @@ class BrokerLink:
                 reason, is_refusal = Hindrance.of(error), error.is_refusal
             else:
                 connected_at = loop.time()
-                if self._broker is not chosen:
-                    await self._leave_unlisted(connection)
-                ended = await self._use_to_the_end(connection)
+                ended = await self._use_to_the_end(connection, chosen)
                 if ended.was_left:
                     lost = None
                     continue
@@ -204,13 +202,15 @@ class BrokerLink:
         if not await is_listed(connection.host, broker_urls(self._broker), self._broker.connect_timeout):
             self._left = connection
 
-    async def _use_to_the_end(self, connection: Connection) -> LinkEnded:
-        """Publish through one connection until it is lost, or left for other hosts."""
+    async def _use_to_the_end(self, connection: Connection, chosen: BrokerSettings) -> LinkEnded:
+        """Publish through one connection, made by these settings, until it is lost, or left for other hosts."""
         self._connection = connection
         prober = Prober(connection, self._wire_on, self._sender.settle, self._router)
         self._sender.attach_prober(prober)
         end: BaseException | None = None
         try:
+            if self._broker is not chosen:
+                await self._leave_unlisted(connection)
             await self._use(connection, prober)
         # CancelledError even when the task was not cancelled: the library raises it when the connection is lost.
         except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:

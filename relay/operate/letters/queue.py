@@ -159,16 +159,21 @@ class DeadQueue:
         """Return what is left to the queue, in its order: the broker takes the channels of a lost connection in any
         order.
         """
-        with suppress(*LOST, OutboxError):
-            for channel in self._held:
-                await self._close(channel)
-            # A channel is closed before its letters are back: a reader that looked at once would miss some of them.
-            left = self._left + (len(self._page.letters) if self._page else 0)
-            for _ in range(LOOKS if left else 0):
-                if await self.waiting(self.name) >= left:
-                    break
-                await asyncio.sleep(LOOK_INTERVAL)
-        await self._outgoing.close()
+        try:
+            with suppress(*LOST, OutboxError):
+                await self._give_back()
+        finally:
+            await self._outgoing.close()
+
+    async def _give_back(self) -> None:
+        for channel in self._held:
+            await self._close(channel)
+        # A channel is closed before its letters are back: a reader that looked at once would miss some of them.
+        left = self._left + (len(self._page.letters) if self._page else 0)
+        for _ in range(LOOKS if left else 0):
+            if await self.waiting(self.name) >= left:
+                break
+            await asyncio.sleep(LOOK_INTERVAL)
 
     async def _next_page(self, size: int) -> LetterPage:
         if len(self._held) == MOST_CHANNELS:
@@ -262,8 +267,10 @@ async def opened(broker: BrokerSettings, name: str) -> AsyncIterator[DeadQueue]:
         yield queue
         await queue.finish()
     finally:
-        await queue.close()
-        await connection.hang_up()
+        try:
+            await queue.close()
+        finally:
+            await connection.hang_up()
 
 
 @contextmanager

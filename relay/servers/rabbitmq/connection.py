@@ -4,15 +4,15 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from traceback import walk_tb
 from typing import Any
 
 import aio_pika
-from aio_pika.abc import ConnectionParameter
-from aiormq.abc import AbstractChannel as Underlay
-from aiormq.abc import ChannelFrame
+from aio_pika.abc import ConnectionParameter, UnderlayConnection
+from aio_pika.tools import OneShotCallback
+from aiormq.abc import AbstractChannel, ChannelFrame
 from aiormq.connection import TransportFactory
 from aiormq.exceptions import (
     AMQPConnectionError,
@@ -34,7 +34,7 @@ from relay.errors import BrokerUnavailableError, ConsumerError, PublicReason, no
 from relay.runtime.hindrance import Hindrance
 from relay.runtime.scrub import scrub
 from relay.servers.rabbitmq.hosts import BrokerHost, broker_urls, in_turn
-from relay.servers.rabbitmq.insides import UnderlayFactory, hear_of_blocks, last_frame_at, write_queue
+from relay.servers.rabbitmq.insides import Underlay, hear_of_blocks, last_frame_at, write_queue
 
 HEARTBEATS_UNTIL_GONE = 2  # a peer that has said nothing, or whose kernel has taken nothing, for so many
 MISSED_HEARTBEATS = 1.5  # after which nothing goes through; the library waits three times as long, and a bit
@@ -132,18 +132,22 @@ class Connection(aio_pika.Connection):
         """
 
     async def connect(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  (the library's signature)
+        underlay = Underlay(self.url, **self.kwargs)
         try:
-            # As the library does it, but with our reader of frames.
-            self.transport = await UnderlayFactory.connect(
-                self.url, self._on_connection_close, timeout=timeout, **self.kwargs
-            )
-            await self._on_connected()
+            async with asyncio.timeout(timeout):
+                await underlay.connect()
+                await underlay.ready()
         except StopAsyncIteration:  # the library raises this when the stream ends before it reads
             raise AMQPConnectionError("closed before the broker's greeting") from None
-        if self.transport is None:  # only for the type checker: the library has set it
-            raise AMQPConnectionError("closed at once")
-        underlay = self._underlay = self.transport.connection
-        self._closing = underlay.closing
+        except BaseException:
+            # The broker may have let in a task that was cancelled just then: nobody else would close this.
+            await self._end(underlay.close())
+            raise
+        closed = OneShotCallback(self._on_connection_close)
+        underlay.closing.add_done_callback(closed)
+        self.transport = UnderlayConnection(underlay, closed)
+        await self._on_connected()
+        self._underlay, self._closing = underlay, underlay.closing
         hear_of_blocks(underlay, self._block, self._unblock)
 
     @property
@@ -198,7 +202,10 @@ class Connection(aio_pika.Connection):
 
     async def hang_up(self) -> None:
         """Close, without waiting for long: a mute broker answers no close, and the library would wait for seconds."""
-        closing = asyncio.create_task(self.close())
+        await self._end(self.close())
+
+    async def _end(self, close: Coroutine[Any, Any, None]) -> None:
+        closing = asyncio.create_task(close)
         try:
             await asyncio.wait([closing], timeout=CLOSE_TIMEOUT)
         finally:
@@ -306,7 +313,7 @@ async def connect_to(host: BrokerHost, broker: BrokerSettings, name: str) -> Con
     raise BrokerUnavailableError(scrub(f"{host}: {reason}"), is_refusal=_is_refusal(cause), public=public) from cause
 
 
-async def close_channel(channel: Underlay) -> None:
+async def close_channel(channel: AbstractChannel) -> None:
     """Close a channel at the broker, without waiting for the answer; the library handles the answer when it comes.
 
     A channel that waits for a node that is gone does not answer.
@@ -315,7 +322,7 @@ async def close_channel(channel: Underlay) -> None:
     await write_queue(channel).put(ChannelFrame.marshall(channel.number, [frame]))
 
 
-async def open_channel(connection: Connection, *, confirms: bool = False) -> Underlay:
+async def open_channel(connection: Connection, *, confirms: bool = False) -> AbstractChannel:
     """Return a channel of aiormq: aio-pika's would make a second task and a large object for each delivery.
 
     It waits for the broker without a limit: use it within `answer_within`, or use `open_channel_within`.
@@ -336,7 +343,7 @@ async def open_channel(connection: Connection, *, confirms: bool = False) -> Und
     return channel
 
 
-async def open_channel_within(connection: Connection, within: float, *, confirms: bool = False) -> Underlay:
+async def open_channel_within(connection: Connection, within: float, *, confirms: bool = False) -> AbstractChannel:
     """Return a channel as `open_channel` does.
 
     Raises:

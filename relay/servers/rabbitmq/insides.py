@@ -9,29 +9,15 @@ from itertools import chain
 from typing import Any
 
 import aiormq
-from aio_pika.abc import UnderlayConnection
 from aiormq.abc import AbstractChannel, AbstractConnection, ChannelFrame
 from aiormq.connection import FrameReceiver
 from pamqp.commands import Connection as Methods
-from yarl import URL
 
 from relay.servers.rabbitmq.frames import FrameReader
 
 MOST_CHANNELS = 65535  # if the broker sets no limit
 
 Take = Callable[[Any], Coroutine[Any, Any, None]]  # its argument is a pair: the frame's weight and the frame
-
-
-class UnderlayFactory(UnderlayConnection):
-    """Opens the library's connection with our reader of frames."""
-
-    @classmethod
-    async def make_connection(cls, url: URL, timeout: float | None = None, **kwargs: Any) -> "Underlay":  # noqa: ASYNC109
-        async with asyncio.timeout(timeout):
-            connection = Underlay(url, **kwargs)
-            await connection.connect()
-            await connection.ready()
-        return connection
 
 
 class Underlay(aiormq.Connection):
