@@ -36,3 +36,21 @@ async def test_work_that_fails_raises_its_error() -> None:
 
     with pytest.raises(ValueError, match="not today"):
         await unless_stopping(asyncio.Event(), fail())
+
+
+async def test_a_result_that_comes_in_the_tick_of_a_cancel_is_not_lost() -> None:
+    kept: list[str] = []
+
+    async def connect() -> str:
+        caller.cancel()
+        return "a connection"
+
+    async def use() -> None:
+        kept.append(await unless_stopping(asyncio.Event(), connect()))
+        await asyncio.sleep(0)
+
+    caller = asyncio.create_task(use())
+
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert kept == ["a connection"]

@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -73,15 +73,35 @@ def raise_if_set(stopping: asyncio.Event) -> None:
 
 
 async def unless_stopping(stopping: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of `work`. Raises Stopping: the event was set before, and `work` was cancelled."""
-    working, told = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    """Return the result of `work`. Raises Stopping: the event was set before, and `work` was cancelled.
+
+    `work` runs in the caller's task. If it ran in another one, a cancel of the caller would lose a result that came in
+    the same tick. Such a result may be a connection, which no code would close then.
+    """
     try:
-        await asyncio.wait((working, told), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        told.cancel()
-        if not working.done():
-            working.cancel()
-            await asyncio.wait((working,))
-    if working.cancelled():
-        raise_if_set(stopping)
-    return working.result()
+        async with cut_when(stopping) as cut:
+            return await work
+    except TimeoutError:
+        if not cut.expired():
+            raise
+        raise Stopping from None
+
+
+@asynccontextmanager
+async def cut_when(told: asyncio.Event, after: float = 0.0) -> AsyncIterator[asyncio.Timeout]:
+    """Cancel the block `after` seconds after the event is set.
+
+    Raises:
+        TimeoutError: the block was cancelled, if the yielded time-out has `expired`.
+    """
+
+    async def watch(cut: asyncio.Timeout) -> None:
+        await told.wait()
+        cut.reschedule(asyncio.get_running_loop().time() + after)
+
+    async with asyncio.timeout(None) as cut:
+        watching = asyncio.create_task(watch(cut), name="deadline")
+        try:
+            yield cut
+        finally:
+            watching.cancel()

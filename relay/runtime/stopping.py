@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from relay.logger import get_logger
+from relay.runtime.backoff import cut_when
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 GOODBYE = 1.0  # seconds beyond the time to drain, to hand over and to close
@@ -164,18 +165,9 @@ def stopped_by_signals(
 @asynccontextmanager
 async def cut_after(told: asyncio.Event, drain_timeout: float) -> AsyncIterator[None]:
     """Cancel the block, and leave it, `GOODBYES` after the time to drain, which begins when `told` is set."""
-
-    async def watch(whole: asyncio.Timeout) -> None:
-        await told.wait()
-        whole.reschedule(asyncio.get_running_loop().time() + drain_timeout + GOODBYES)
-
     try:
-        async with asyncio.timeout(None) as whole:
-            watching = asyncio.create_task(watch(whole), name="deadline")
-            try:
-                yield
-            finally:
-                watching.cancel()
+        async with cut_when(told, drain_timeout + GOODBYES) as whole:
+            yield
     except TimeoutError:
         if not whole.expired():
             raise
