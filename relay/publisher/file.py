@@ -139,19 +139,13 @@ class File:
             BusyError: another process has it open.
             BufferFileError: it cannot be opened, is damaged, or is no buffer.
         """
-        try:
-            self._database = await self._do(lambda: _opened(self.path))
-            OPEN.add(self._database)
-            (self._largest,) = await self._do(lambda: self._connected().execute(LARGEST).fetchone())
-        except BaseException:
-            self._thread.shutdown(wait=False)
-            raise
+        await self._do(self._open)
 
     async def close(self) -> None:
-        if self._database is not None:
-            await self._do(self._database.close)
-            OPEN.discard(self._database)
+        # The thread comes to it after all that it was given, also when the caller is cancelled meanwhile.
+        closing = self._thread.submit(self._close)
         self._thread.shutdown(wait=False)
+        await asyncio.shield(asyncio.wrap_future(closing))
 
     async def write(self, entries: Sequence[Unaccepted]) -> None:
         """Commit these entries, in this order.
@@ -208,6 +202,16 @@ class File:
     async def left(self) -> BufferedRows:
         """Count the rows."""
         return BufferedRows(*await self._do(lambda: self._connected().execute(LEFT).fetchone()))
+
+    def _open(self) -> None:
+        self._database = _opened(self.path)
+        OPEN.add(self._database)
+        (self._largest,) = self._database.execute(LARGEST).fetchone()
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            OPEN.discard(self._database)
 
     def _require_room(self, size: int, largest: int) -> None:
         volume = os.statvfs(self.path.parent)

@@ -8,6 +8,7 @@ server.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -22,6 +23,7 @@ from relay.consume.apply.inbox import Admission, Inbox
 from relay.consume.apply.sqlalchemy_engine import engine_of, refuse_inherited
 from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions
 from relay.errors import ConfigurationError, DatabaseUnavailableError
+from relay.runtime.threads import call_in_daemon
 from relay.servers.postgres.database import is_refusal, one_line, public_reason
 
 # A session's commit() releases a savepoint. Its rollback(), also the one after a failed flush, rolls back to it.
@@ -117,22 +119,26 @@ class AlchemyThread(ThreadTransactions):
     async def open(self) -> None:
         refuse_inherited(self._engine.pool)
         await self.close()
-        await asyncio.to_thread(self._open)
+        self._outer = await call_in_daemon(self._open, name="connect", discard=_drop)
+        self._connection = self._outer.connection.driver_connection
 
-    def _open(self) -> None:
+    def _open(self) -> Connection:
         try:
-            self._outer = self._engine.connect()
-            self._outer.exec_driver_sql(LOOK)
-            self._outer.rollback()
-            self._connection = self._outer.connection.driver_connection
+            outer = self._engine.connect()
+            try:
+                outer.exec_driver_sql(LOOK)
+                outer.rollback()
+            except BaseException:
+                _drop(outer)
+                raise
         except SQLAlchemyError as error:
             raise _unavailable(error) from error
+        return outer
 
     async def close(self) -> None:
         outer, self._outer, self._connection = self._outer, None, None
         if outer is not None and not outer.closed:
-            outer.invalidate()  # as above
-            await asyncio.to_thread(outer.close)
+            await call_in_daemon(partial(_drop, outer), name="close")
 
     @contextmanager
     def _begin(self) -> Iterator[tuple[psycopg.Connection, Any]]:
@@ -157,6 +163,12 @@ class AlchemyThread(ThreadTransactions):
         with self._sessions(bind=given, join_transaction_mode=IN_SAVEPOINT) as session:
             call(handler, argument, session)
             session.commit()
+
+
+def _drop(outer: Connection) -> None:
+    """Close a connection that the pool does not get back, as for `AlchemyAsync.close`."""
+    outer.invalidate()
+    outer.close()
 
 
 def _unavailable(error: Exception) -> DatabaseUnavailableError:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, time
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from uuid import UUID
@@ -52,6 +53,7 @@ from relay.errors import (
 )
 from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, Stopping, raise_if_set, wait_for_event
+from relay.runtime.threads import call_in_daemon
 from relay.servers.postgres.database import (
     CANCEL_TIMEOUT,
     SESSION_SETTINGS,
@@ -336,9 +338,8 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
 
     async def open(self) -> None:
         await self.close()
-        self._connection = await asyncio.to_thread(
-            connect, self._inbox.database, session=OF_HANDLERS, **self._inbox.connection_options
-        )
+        opens = partial(connect, self._inbox.database, session=OF_HANDLERS, **self._inbox.connection_options)
+        self._connection = await call_in_daemon(opens, name="connect", discard=psycopg.Connection.close)
         self._connection.autocommit = False  # as above
 
     async def close(self) -> None:
@@ -359,11 +360,13 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             # A thread cannot be ended. Its statement can, and the handler sees that as an error.
-            with suppress(psycopg.Error):
-                await asyncio.to_thread(connection.cancel_safe, timeout=CANCEL_TIMEOUT)
-            await asyncio.wait([work], timeout=CANCEL_TIMEOUT)
-            unplug(connection)  # a server that does not answer cancels nothing; any other has ended the transaction
-            await asyncio.wait([work])
+            try:
+                with suppress(psycopg.Error):
+                    await asyncio.to_thread(connection.cancel_safe, timeout=CANCEL_TIMEOUT)
+                await asyncio.wait([work], timeout=CANCEL_TIMEOUT)
+            finally:  # also when it is cancelled once more: the thread must not use a connection that is closed here
+                unplug(connection)  # a server that does not answer cancels nothing; any other has ended the transaction
+                await asyncio.wait([work])
             raise
 
     def _apply(self, batch: Sequence[Delivery]) -> Applied:

@@ -4,16 +4,16 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
-from threading import Thread
 
 from yarl import URL
 
 from relay.config.settings import BrokerSettings
 from relay.config.urls import amqp_urls
 from relay.errors import BrokerUnavailableError, ConfigurationError, PublicReason
+from relay.runtime.threads import call_in_daemon
 
 TAKES = "amqp:// or amqps:// URLs separated by commas, like amqp://user:password@host:5672/vhost"
 
@@ -124,19 +124,8 @@ async def is_listed(host: BrokerHost, urls: Sequence[URL], within: float) -> boo
 
 
 async def _resolve(name: str) -> set[str]:
-    """Resolve in a separate daemon thread: a call that hangs must not occupy a pool's thread, or delay the exit."""
-    asked: Future[set[str]] = Future()
-    asked.set_running_or_notify_cancel()  # so that a caller that gives up cannot cancel it
-
-    def ask() -> None:
-        try:
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            asked.set_result({str(socket_address[0]) for *_, socket_address in found})
-        except BaseException as error:  # the caller that waits gets it
-            asked.set_exception(error)
-
-    Thread(target=ask, name=f"resolve:{name}", daemon=True).start()
-    return await asyncio.wrap_future(asked)
+    ask = partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
+    return {str(address[0]) for *_, address in await call_in_daemon(ask, name=f"resolve:{name}")}
 
 
 def _is_address(name: str) -> bool:
