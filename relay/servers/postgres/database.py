@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from traceback import clear_frames
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
@@ -249,7 +250,14 @@ async def connect_async(
         DatabaseUnavailableError: no host of the URL lets us in; libpq's own words say why.
     """
     try:
-        connection = await DatabaseConnection.connect(conninfo(database, last=last, **overrides), autocommit=True)
+        connecting = DatabaseConnection.connect(conninfo(database, last=last, **overrides), autocommit=True)
+        try:
+            connection = await connecting
+        except asyncio.CancelledError as cancel:
+            # What psycopg has begun to open is a local of its frames. They live as long as the traceback, which may be
+            # until the garbage is collected (tests/consume/test_cancels.py).
+            clear_frames(cancel.__traceback__)
+            raise
         try:
             if not is_lent:
                 async with asyncio.timeout(database.command_timeout):
