@@ -14,7 +14,7 @@ messages again. The inbox knows those that were committed, so only the others ha
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiormq.abc import AbstractChannel
 
@@ -202,8 +202,9 @@ class Consumer:
             except Stopping:
                 pass
             finally:
-                await setup.outgoing.close()
-                await setup.session.close()
+                async with AsyncExitStack() as closing:  # both, also when it is cancelled meanwhile
+                    closing.push_async_callback(setup.session.close)
+                    closing.push_async_callback(setup.outgoing.close)
                 log.info("consumer.stopped", queue=self.queue, **setup.counters.for_log())
 
     async def _prepare(self) -> None:

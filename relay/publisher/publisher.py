@@ -162,9 +162,17 @@ class DurablePublisher:
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[None]:
-        settings = self._settings
         buffer = self._buffer = self._make_buffer()
-        await buffer.open()
+        try:
+            await buffer.open()
+            async with self._open_path(buffer):
+                yield
+        finally:
+            await buffer.close()
+
+    @asynccontextmanager
+    async def _open_path(self, buffer: Buffer) -> AsyncIterator[None]:
+        settings = self._settings
         closed = asyncio.Event()
         path = self._path = DeliveryPath(buffer, self._health, settings.broker.confirm_timeout)
         relay = settings.relay.model_copy(update={"node": f"publisher {self.name}"})
@@ -179,12 +187,13 @@ class DurablePublisher:
         finally:
             clock = asyncio.get_running_loop().time
             end_by = clock() + settings.relay.drain_timeout + GOODBYES
-            await self.close()
-            closed.set()
-            await asyncio.wait([working], timeout=max(0.0, end_by - clock()))
-            working.cancel()
-            await asyncio.wait([working])
-            await buffer.close()
+            try:
+                await self.close()
+                closed.set()
+                await asyncio.wait([working], timeout=max(0.0, end_by - clock()))
+            finally:  # also when it is cancelled while it closes
+                working.cancel()
+                await asyncio.wait([working])
         if not working.cancelled():
             working.result()
 

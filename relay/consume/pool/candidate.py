@@ -187,8 +187,10 @@ async def candidate_beside(settings: Settings) -> AsyncIterator[None]:
         yield
     finally:
         candidate.stopping.set()
-        await asyncio.wait([running], timeout=END_TIMEOUT)
-        running.cancel()
+        try:
+            await asyncio.wait([running], timeout=END_TIMEOUT)
+        finally:
+            running.cancel()
 
 
 def _log_end(running: asyncio.Task[None]) -> None:

@@ -101,6 +101,14 @@ class Holding:
         except Stopping:
             return
         watching = asyncio.create_task(self._watch_stuck(), name="pool.stuck") if self._taken_from else None
+        try:
+            await self._consume_until_told()
+        finally:
+            if watching is not None:
+                watching.cancel()
+        await self._call(self._policy.on_revoked)
+
+    async def _consume_until_told(self) -> None:
         failures = 0
         while not self.setup.stop.is_set() and self.refusal is None:
             try:
@@ -116,9 +124,6 @@ class Holding:
                 await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(failures))
             finally:
                 self.is_consuming = False
-        if watching is not None:
-            watching.cancel()
-        await self._call(self._policy.on_revoked)
 
     async def _consume(self) -> None:
         if self._contact.lost.is_set():

@@ -12,6 +12,7 @@ import math
 import os
 import socket
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from secrets import token_hex
 
@@ -218,9 +219,9 @@ class PartitionedConsumer:
             except Stopping:
                 pass
             finally:
-                await self._connection.close()
-                await setup.session.close()
-                await self._session.close()
+                async with AsyncExitStack() as closing:  # all of them, also when it is cancelled meanwhile
+                    for part in (self._session, setup.session, self._connection):
+                        closing.push_async_callback(part.close)
                 log.info("pool.member_stopped", member=self.member, **self.counters.for_log())
         if self._refusal is not None:
             raise self._refusal

@@ -220,12 +220,14 @@ class BrokerLink:
         finally:
             self._sender.attach(None)
             self._sender.attach_prober(None)
-            await prober.close()
-            self._blocked_before += connection.blocked_seconds
-            self._connection = None
-            end = connection.end or end  # the broker's own words are better than the errors that followed
-            with suppress(asyncio.CancelledError):
-                await connection.hang_up()
+            try:
+                await prober.close()
+            finally:  # also when it is cancelled meanwhile
+                self._blocked_before += connection.blocked_seconds
+                self._connection = None
+                end = connection.end or end  # the broker's own words are better than the errors that followed
+                with suppress(asyncio.CancelledError):
+                    await connection.hang_up()
         if is_told_to_end():  # while the connection closed, which takes seconds when the broker does not answer
             raise asyncio.CancelledError
         if end is None and self._left is connection:

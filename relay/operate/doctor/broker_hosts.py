@@ -234,13 +234,14 @@ def why_not_publish(host: OpenHost) -> str | None:
 async def _unless_blocked(host: OpenHost) -> Reply:
     question = publish_refused("", _nowhere())
     asking = asyncio.create_task(host.ask(question), name="alarm")
-    while not asking.done() and host.connection.blocked is None:
-        await asyncio.wait([asking], timeout=0.05)
-    if not asking.done():
-        asking.cancel()
-        await asyncio.wait([asking])
-        return Reply(BrokerAnswer.NONE, "blocked")
-    return asking.result()
+    try:
+        while not asking.done() and host.connection.blocked is None:
+            await asyncio.wait([asking], timeout=0.05)
+    finally:
+        if not asking.done():
+            asking.cancel()
+            await asyncio.wait([asking])
+    return Reply(BrokerAnswer.NONE, "blocked") if asking.cancelled() else asking.result()
 
 
 def _nowhere() -> str:
