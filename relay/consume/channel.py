@@ -144,7 +144,7 @@ class ChannelConsumer:
         for task in beside:
             task.cancel()
         await self._drain([*working, *self._copies.under_way], drain_until)
-        await self._let_go()
+        await self.let_go()
         await self._receipts.flush()
         await close(self._channel)
         self._receipts.give_back()  # also the deliveries that came until then
@@ -252,7 +252,7 @@ class ChannelConsumer:
                 attempt.transactions.unplug()
             await asyncio.wait(silent)
 
-    async def _let_go(self) -> None:
+    async def let_go(self) -> None:
         """Forget the attempts that this consumer has ended itself: no process has died of them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT):
@@ -328,15 +328,21 @@ async def consume(
         ConfigurationError: the queue is a stream, or the user may not read it.
     """
     refused: Exception | None = None
-    async with asyncio.TaskGroup() as tasks:
-        consuming = ChannelConsumer(setup, channel, tasks, cut_off)
-        try:
-            tag = await consuming.begin()
-        except (QueueMissingError, ConfigurationError, *CHANNEL_LOST) as error:
-            refused = error
-        else:
-            note_ready()
-            await consuming.work(tag)
+    tasks = asyncio.TaskGroup()
+    consuming = ChannelConsumer(setup, channel, tasks, cut_off)
+    try:
+        async with tasks:
+            try:
+                tag = await consuming.begin()
+            except (QueueMissingError, ConfigurationError, *CHANNEL_LOST) as error:
+                refused = error
+            else:
+                note_ready()
+                await consuming.work(tag)
+    except asyncio.CancelledError:
+        if not setup.stop.is_set():  # the end of a stop has no time left
+            await consuming.let_go()
+        raise
     if refused is not None:
         raise refused
     consuming.raise_if_lost()
