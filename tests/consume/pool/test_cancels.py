@@ -1,0 +1,88 @@
+"""A member that is cancelled, at whatever moment, leaves nothing open, and the next one goes on."""
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+
+from relay.config.settings import BrokerSettings
+from relay.consume import Inbox
+from relay.consume.pool import PartitionedConsumer, PoolPolicy
+from tests.consume.effects import QUEUE, Table, count, running
+from tests.consume.pool.partitions import Partitions
+from tests.support.cancels import Open, Run, cancel_at, moments_of
+from tests.support.eventually import eventually
+
+KEYS = 3
+EACH = 24  # of so many moments, the quick test cancels at one
+
+
+class Trials:
+    """Members that work on a few messages each until they are stopped, or cancelled before."""
+
+    def __init__(self, partitions: Partitions, table: Table, inbox: Inbox, broker: BrokerSettings) -> None:
+        self._partitions = partitions
+        self._table = table
+        self._inbox = inbox
+        self._broker = broker
+        self._sent = 0
+
+    async def run(self, run: Run) -> None:
+        """Run a member once, and see that nothing of it is left open."""
+        await self._partitions.send(range(self._sent, self._sent + KEYS), keys=KEYS)
+        self._sent += KEYS
+        before = Open.now()
+        member = self._member()
+        with run.of(member.run(signals=False)) as task:
+            stopping = asyncio.create_task(self._stop_when_applied(member))
+            with suppress(asyncio.CancelledError):
+                await task
+            stopping.cancel()
+        await before.is_all()
+
+    async def see(self) -> None:
+        """See that each message is applied once, in order per key."""
+        async with running(self._member()):
+            await eventually(self._has_applied_all, "all is applied")
+        for key in range(KEYS):
+            assert await self._table.numbers(f"key-{key}") == [*range(key, self._sent, KEYS)]
+
+    def _member(self) -> PartitionedConsumer:
+        policy = PoolPolicy(on_assigned=lambda _: None)
+        return PartitionedConsumer(QUEUE, [count], inbox=self._inbox, broker=self._broker, pool=policy)
+
+    async def _stop_when_applied(self, member: PartitionedConsumer) -> None:
+        await eventually(lambda: member.counters.acknowledged >= KEYS, "it has applied some")
+        member.stop()
+
+    async def _has_applied_all(self) -> bool:
+        return await self._table.inbox_count() >= self._sent
+
+
+@pytest.fixture
+def trials(partitions: Partitions, table: Table, inbox: Inbox, broker: BrokerSettings) -> Trials:
+    return Trials(partitions, table, inbox, broker)
+
+
+@pytest.mark.usefixtures("master")
+async def test_a_member_that_is_cancelled_leaves_nothing_open(trials: Trials) -> None:
+    moments = await moments_of(trials.run)
+
+    await cancel_at(moments[random.randrange(EACH) :: EACH], trials.run)
+
+    await trials.see()
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("master")
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+async def test_a_member_is_cancelled_at_every_moment(twice: bool, trials: Trials) -> None:
+    """Fault: the task is cancelled at each wait, wake and end of its tasks, once, or again while it closes.
+
+    No socket and no task is left. The next member applies each message once, in order per key.
+    """
+    await cancel_at(await moments_of(trials.run), trials.run, twice=twice)
+
+    await trials.see()

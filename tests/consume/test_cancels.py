@@ -1,0 +1,110 @@
+"""A consumer that is cancelled, at whatever moment, leaves nothing open and loses nothing."""
+
+import asyncio
+import random
+from collections import defaultdict
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from relay.config.settings import BrokerSettings
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
+from tests.consume.effects import CONSUMER, Queue, Table, count, running
+from tests.consume.sqlalchemy_handlers import HANDLERS, KINDS
+from tests.support.cancels import Open, Run, cancel_at, moments_of
+from tests.support.eventually import eventually
+
+WORK = WorkPolicy(concurrency=2)
+EACH = 8  # of so many moments, the quick test cancels at one
+
+
+@on("Counted")
+def count_in_thread(message: Message, connection: Any) -> None:
+    connection.execute(
+        "INSERT INTO effect (message_id, key, number) VALUES (%s, %s, %s)",
+        (message.message_id, message.aggregate_id, message.json()),
+    )
+
+
+class Trials:
+    """Consumers that work on a few messages each until they are stopped, or cancelled before."""
+
+    def __init__(self, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, handler: Any) -> None:
+        self._queue = queue
+        self._table = table
+        self._inbox = inbox
+        self._broker = broker
+        self._handler = handler
+        self._sent: dict[str, list[int]] = defaultdict(list)
+
+    async def run(self, run: Run) -> None:
+        """Run a consumer once, and see that nothing of it is left open."""
+        for key in "aab":
+            self._sent[key].append(len(self._sent[key]))
+            await self._queue.send(self._sent[key][-1], key=key)
+        before = Open.now()
+        consumer = self._consumer()
+        with run.of(consumer.run(signals=False)) as task:
+            stopping = asyncio.create_task(self._stop_when_applied(consumer))
+            with suppress(asyncio.CancelledError):
+                await task
+            stopping.cancel()
+        await before.is_all()
+
+    async def see(self) -> None:
+        """See that each message is applied once, in order per key."""
+        consumer = self._consumer()
+        async with running(consumer):
+            applied = sum(map(len, self._sent.values()))
+            await eventually(lambda: self._has_applied(applied), "all is applied")
+        for key, numbers in self._sent.items():
+            assert await self._table.numbers(key) == numbers
+        assert await self._queue.dead_count() == 0
+
+    def _consumer(self) -> Consumer:
+        return Consumer(self._queue.name, [self._handler], inbox=self._inbox, broker=self._broker, work=WORK)
+
+    async def _stop_when_applied(self, consumer: Consumer) -> None:
+        await eventually(lambda: consumer.counters.acknowledged >= 3, "it has applied some")
+        consumer.stop()
+
+    async def _has_applied(self, most: int) -> bool:
+        return await self._table.inbox_count() >= most
+
+
+async def test_a_consumer_that_is_cancelled_leaves_nothing_open_and_loses_nothing(
+    queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+) -> None:
+    trials = Trials(queue, table, inbox, broker, count)
+    moments = await moments_of(trials.run)
+
+    await cancel_at(moments[random.randrange(EACH) :: EACH], trials.run)
+
+    await trials.see()
+
+
+@pytest.mark.drills
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("kind", ["async", "thread", *KINDS])
+async def test_a_consumer_of_each_kind_is_cancelled_at_every_moment(
+    kind: str,
+    twice: bool,
+    queue: Queue,
+    table: Table,
+    targets: dict[str, Any],
+    inbox: Inbox,
+    broker: BrokerSettings,
+) -> None:
+    """Fault: the task is cancelled at each wait, wake and end of its tasks, once, or again while it closes.
+
+    No socket and no task is left. Each message is applied once, in order per key, and none becomes a dead letter.
+    """
+    handler = {"async": count, "thread": count_in_thread, **HANDLERS}[kind]
+    used = Inbox(targets[kind], CONSUMER) if kind in KINDS else inbox
+    trials = Trials(queue, table, used, broker, handler)
+
+    await cancel_at(await moments_of(trials.run), trials.run, twice=twice)
+
+    await trials.see()
