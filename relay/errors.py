@@ -32,6 +32,7 @@ OutboxError
       TransactionEndedError  it committed or rolled back itself
   NotAcceptedError        an event that was neither confirmed nor buffered
   ForkedError             a forked process used what its parent has opened
+  MonkeyPatchedError      gevent has patched the process, in which asyncio does not work then
   BufferFileError         a file that cannot be a publisher's buffer
   BusyError               another process is working on it
   NotFoundError           there is nothing with that name or id
@@ -201,6 +202,17 @@ class ForkedError(OutboxError):
     def __init__(self, what: str, opened_by: int, remedy: str = "open one in each process, after the fork") -> None:
         super().__init__(f"{what} was opened by process {opened_by}, and this is its fork {os.getpid()}: {remedy}")
         self.opened_by = opened_by
+
+
+class MonkeyPatchedError(OutboxError):
+    """gevent has patched the process, in which asyncio does not work then; nothing was opened."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} runs in asyncio, and gevent has patched this process (monkey.patch_all): its greenlets share one"
+            " thread, and a thread has one event loop at a time. Open it in a process that is not patched, such as a"
+            " worker of gunicorn with `--worker-class gthread`. `relay.outbox.add` works in patched processes"
+        )
 
 
 class BufferFileError(OutboxError):

@@ -1,28 +1,42 @@
-"""Keep a fork away from what its parent has open: tell it so, and leave the parent's event loop alone."""
+"""Refuse processes in which what is opened cannot work: a fork of the one that opened it, and one that is patched.
+
+A fork is also kept from the event loop of its parent.
+"""
 
 import asyncio
 import os
 import select
 import selectors
+import sys
 from weakref import WeakSet
 
-from relay.errors import ForkedError
+from relay.errors import ForkedError, MonkeyPatchedError
 
 LOOPS: WeakSet[asyncio.AbstractEventLoop] = WeakSet()  # in which something of ours was opened
 
 
 class Opened:
-    """Which process has opened something that its forks cannot use."""
+    """Which process has opened something that its forks cannot use.
+
+    Raises:
+        MonkeyPatchedError: asyncio does not work in this process.
+    """
 
     def __init__(self, what: str) -> None:
+        _refuse_patched(what)
         self._what = what
         self._process: int | None = None
 
     def note(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Note that this process opens it, in this event loop if in any."""
-        self._process = os.getpid()
+        """Note that this process opens it, in this event loop if in any.
+
+        Raises:
+            MonkeyPatchedError: the process was patched since this was made.
+        """
         if loop is not None:
+            _refuse_patched(self._what)
             LOOPS.add(loop)
+        self._process = os.getpid()
 
     @property
     def refusal(self) -> ForkedError | None:
@@ -35,6 +49,13 @@ class Opened:
         """Raise ForkedError if this is a fork of that process."""
         if (refusal := self.refusal) is not None:
             raise refusal
+
+
+def _refuse_patched(what: str) -> None:
+    """Raise MonkeyPatchedError if gevent has patched what asyncio stands on. gevent is not imported for it."""
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and any(map(monkey.is_module_patched, ("select", "socket", "threading"))):
+        raise MonkeyPatchedError(what)
 
 
 def _watch_nothing() -> None:

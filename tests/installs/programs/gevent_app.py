@@ -1,0 +1,36 @@
+"""A Flask application that gunicorn serves with its gevent worker: it writes events, and tries to publish one."""
+
+import asyncio
+import os
+
+import psycopg
+from flask import Flask
+
+from relay.outbox import Event, add
+from relay.publisher import DurablePublisher
+
+DATABASE, BROKER = os.environ["RELAY_DATABASE_URL"], os.environ["RELAY_BROKER_URL"]
+
+app = Flask(__name__)
+
+
+@app.get("/write/<int:number>")
+def write(number: int) -> str:
+    with psycopg.connect(DATABASE) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock_shared(1)")  # the test has it until all requests have come
+        add(connection, Event("customer", "17", "InvoiceIssued", {"invoice": number}))
+    return "written"
+
+
+@app.get("/publish")
+def publish() -> str:
+    try:
+        return asyncio.run(published())
+    except Exception as error:  # the test sees which
+        return f"{type(error).__name__}: {error}"
+
+
+async def published() -> str:
+    async with DurablePublisher(DATABASE, broker=BROKER, name="web") as publisher:
+        await publisher.publish(Event("sensor", "42", "Measured", {"celsius": 21.5}))
+    return "published"
