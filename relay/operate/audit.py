@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated
 
 from psycopg.sql import SQL
@@ -17,6 +17,7 @@ from relay.observe.printable import printable
 from relay.operate.asked import A_MOMENT, MAX_ID, MOST, Closed, Cursor, Id, Limit, Moment, Next, Page, Text
 from relay.operate.operation import Role, Servers, operation
 from relay.operate.sent.moment import parse_interval
+from relay.operate.sent.selection import now
 from relay.servers.postgres.tables import Tables
 
 FORM = re.compile(r"([0-9]{1,19})-([0-9]{1,19})-([0-9]{1,19})")
@@ -117,17 +118,17 @@ def note(tables: Tables, command: str, target: str, *, by: str, why: str | None)
 @operation("audit.list", "GET /audit", Role.VIEWER)
 def list_(at: Servers, asked: ListAudit) -> AuditPage:
     """List who has changed or revealed what, and why: the newest first, a job in one line."""
-    since, until = parse_interval(asked.since, asked.until, datetime.now(UTC))
     befores = _befores(asked.cursor)
-    values = {
-        "by": asked.by or None,
-        "command": asked.command or None,
-        "job": asked.job,
-        "since": since,
-        "until": until,
-    }
     pages: list[list[tuple[int, Deed]]] = []
     with at.connect(None) as tables:
+        since, until = parse_interval(asked.since, asked.until, now(tables.connection))
+        values = {
+            "by": asked.by or None,
+            "command": asked.command or None,
+            "job": asked.job,
+            "since": since,
+            "until": until,
+        }
         for number, (source, before) in enumerate(zip(SOURCES, befores, strict=True)):
             parts = {"source": tables.sql(source), "is_listed": LISTED[source is JOBS, asked.rows]}
             found = tables.rows(Deed, READ, values | {"before": before, "limit": asked.limit + 1}, **parts)

@@ -22,7 +22,6 @@ STAMPS = {
     "console/templates.py",  # the console's clock, next to which the browser shows ages
     "console/webhook.py",
     "consume/classify.py",
-    "operate/audit.py",
     "operate/doctor/broker_hosts.py",  # until when a certificate is good
     "operate/doctor/server.py",  # compares both clocks
     "operate/letters/asked.py",

@@ -22,6 +22,8 @@ NOW = datetime(2026, 11, 29, 6, 31, 58, tzinfo=UTC)
         ("2026-11-29T08:31:58+02:00", NOW),
         ("2026-11-29", NOW.replace(hour=0, minute=0, second=0)),
         ("2026-11-29 UTC", NOW.replace(hour=0, minute=0, second=0)),
+        ("2026-10-25T02:30:00+02:00", datetime(2026, 10, 25, 0, 30, tzinfo=UTC)),  # comes twice in Berlin
+        ("2026-10-25T02:30:00+01:00", datetime(2026, 10, 25, 1, 30, tzinfo=UTC)),
     ],
 )
 def test_a_moment_is_read_as_it_is_printed(text: str, expected: datetime) -> None:

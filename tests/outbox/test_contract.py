@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
 from opentelemetry import baggage, trace
@@ -113,6 +114,26 @@ async def test_rows_differ_in_what_they_leave_out(writer: Writer, module_url: st
         ("7", None, b"\0", {"a": 1}, None),
         (None, "2", None, None, LATER),
     ]  # fmt: skip
+
+
+async def test_a_moment_keeps_its_place_where_clocks_change(
+    writer: Writer, module_url: str, table: MessageTable
+) -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    twice = datetime(2026, 10, 25, 2, 30, tzinfo=berlin)
+    never = datetime(2026, 3, 29, 2, 30, tzinfo=berlin)
+
+    await write(
+        writer,
+        module_url,
+        *(Event("A", "7", "E", "1", available_at=at) for at in (twice, twice.replace(fold=1), never)),
+    )
+
+    assert [row["available_at"] for row in table.rows()] == [
+        datetime(2026, 10, 25, 0, 30, tzinfo=UTC),
+        datetime(2026, 10, 25, 1, 30, tzinfo=UTC),
+        datetime(2026, 3, 29, 1, 30, tzinfo=UTC),
+    ]
 
 
 @pytest.mark.parametrize("count", [2, 60])

@@ -53,6 +53,36 @@ def test_a_batch_has_one_rate_for_the_events_of_all_its_frames(
     assert one(connection, WAITS) == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
+def test_a_moment_is_the_same_in_each_time_zone_of_spark(
+    spark: SparkSession, options: Options, connection: psycopg.Connection
+) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")  # where 02:30 comes twice on that day
+    try:
+        frame = invoices(spark, 2).withColumn(
+            "due",
+            f.expr("timestamp'2031-10-26 00:30:00Z' + make_dt_interval(0, int(invoice_id = 'INV-1'))"),
+        )
+        save(frame, options, availableAtColumn="due")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+    due: dict[str, datetime] = dict(
+        connection.execute("SELECT payload->>'invoice_id', available_at FROM outbox.message").fetchall()
+    )
+    assert due == {
+        "INV-0": datetime(2031, 10, 26, 0, 30, tzinfo=UTC),
+        "INV-1": datetime(2031, 10, 26, 1, 30, tzinfo=UTC),
+    }
+
+
+def test_a_moment_without_a_time_zone_is_refused(options: Options) -> None:
+    columns = pa.schema([*ROWS, pa.field("wall_clock", pa.timestamp("us"))])
+
+    with pytest.raises(outbox_spark.OutboxWriteError, match="takes a timestamp, not timestamp_ntz"):
+        prepare({**options, "availableAtColumn": "wall_clock"}, from_arrow_schema(columns), overwrite=False)
+
+
 def test_each_event_names_its_moment(spark: SparkSession, options: Options, connection: psycopg.Connection) -> None:
     frame = invoices(spark, 3).withColumn(
         "due", f.expr("CASE WHEN invoice_id <> 'INV-1' THEN timestamp'2031-05-06 07:08:09.123456Z' END")
