@@ -209,8 +209,8 @@ class MonkeyPatchedError(OutboxError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"{what} runs in asyncio, and gevent has patched this process (monkey.patch_all): its greenlets share one"
-            " thread, and a thread has one event loop at a time. Open it in a process that is not patched, such as a"
+            f"{what} runs in asyncio, and gevent has patched this process (monkey.patch_all). All its greenlets"
+            " share one thread, which has one event loop at a time. Open it in a process that is not patched, such as a"
             " worker of gunicorn with `--worker-class gthread`. `relay.outbox.add` works in patched processes"
         )
 

@@ -99,7 +99,7 @@ async def test_a_consumer_of_each_kind_is_cancelled_at_every_moment(
 ) -> None:
     """Fault: the task is cancelled at each wait, wake and end of its tasks, once, or again while it closes.
 
-    No socket and no task is left. Each message is applied once, in order per key, and none becomes a dead letter.
+    No socket and no task is left. Each message is applied once, in order per key. No message becomes a dead letter.
     """
     handler = {"async": count, "thread": count_in_thread, **HANDLERS}[kind]
     used = Inbox(targets[kind], CONSUMER) if kind in KINDS else inbox

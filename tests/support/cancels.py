@@ -75,9 +75,7 @@ class Run:
         finally:
             loop.set_task_factory(before)
 
-    def step(
-        self, work: Any, lines: Lines, step: Callable[..., Any], given: Any
-    ) -> tuple[Any, Lines]:
+    def step(self, work: Any, lines: Lines, step: Callable[..., Any], given: Any) -> tuple[Any, Lines]:
         """Let a task go on to its next wait; return what it waits for, and its lines there.
 
         Args:
