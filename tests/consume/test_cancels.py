@@ -86,18 +86,18 @@ async def test_a_consumer_that_is_cancelled_leaves_nothing_open_and_loses_nothin
 
 @pytest.mark.drills
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("again", [0, 1, 2, 3])
 @pytest.mark.parametrize("kind", ["async", "thread", *KINDS])
 async def test_a_consumer_of_each_kind_is_cancelled_at_every_moment(
     kind: str,
-    twice: bool,
+    again: int,
     queue: Queue,
     table: Table,
     targets: dict[str, Any],
     inbox: Inbox,
     broker: BrokerSettings,
 ) -> None:
-    """Fault: the task is cancelled at each wait, wake and end of its tasks, once, or again while it closes.
+    """Fault: the task is cancelled at each wait, wake and end of its tasks, and again at a wait of its closing.
 
     No socket and no task is left. Each message is applied once, in order per key. No message becomes a dead letter.
     """
@@ -105,6 +105,6 @@ async def test_a_consumer_of_each_kind_is_cancelled_at_every_moment(
     used = Inbox(targets[kind], CONSUMER) if kind in KINDS else inbox
     trials = Trials(queue, table, used, broker, handler)
 
-    await cancel_at(await moments_of(trials.run), trials.run, twice=twice)
+    await cancel_at(await moments_of(trials.run), trials.run, again=again)
 
     await trials.see()

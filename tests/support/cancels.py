@@ -47,17 +47,17 @@ class Run:
 
     Attributes:
         at: the moment of the cancel; None: it is not cancelled.
-        twice: cancel once more at the next wait of the task, while it closes what it has open.
+        again: cancel once more at so many waits of the task after that, while it closes what it has open; 0: do not.
         passed: its moments, in order.
         is_cancelled: whether it came to the moment.
     """
 
     at: Moment | None = None
-    twice: bool = False
+    again: int = 0
     passed: dict[Moment, None] = field(default_factory=dict)
     is_cancelled: bool = False
     _task: asyncio.Task[None] | None = None
-    _is_again: bool = False
+    _is_closing: bool = False
 
     @contextmanager
     def of(self, work: Coroutine[Any, Any, None]) -> Iterator[asyncio.Task[None]]:
@@ -83,8 +83,7 @@ class Run:
         """
         loop = asyncio.get_running_loop()
         is_ours = asyncio.current_task() is self._task
-        if is_ours and self.twice and isinstance(given, asyncio.CancelledError):
-            self.twice, self._is_again = False, True
+        self._is_closing |= is_ours and isinstance(given, asyncio.CancelledError)
         try:
             waited = step(given)
         except StopIteration:
@@ -96,9 +95,10 @@ class Run:
         self._pass(Kind.WAITS, lines, loop.call_soon)
         if asyncio.isfuture(waited):
             self._pass(Kind.WAKES, lines, partial(_when_done, waited))
-        if is_ours and self._is_again:
-            self._is_again = False
-            loop.call_soon(self._cancel)
+        if is_ours and self._is_closing and self.again:
+            self.again -= 1
+            if not self.again:
+                loop.call_soon(self._cancel)
         return waited, lines
 
     def _pass(self, kind: Kind, lines: Lines, strike: Callable[[Callable[[], None]], object]) -> None:
@@ -198,7 +198,7 @@ async def moments_of(trial: Trial) -> list[Moment]:
     return list(whole.passed)
 
 
-async def cancel_at(moments: Sequence[Moment], trial: Trial, *, twice: bool = False) -> None:
+async def cancel_at(moments: Sequence[Moment], trial: Trial, *, again: int = 0) -> None:
     """Run a trial for each of these moments, and cancel it there.
 
     Raises:
@@ -207,7 +207,7 @@ async def cancel_at(moments: Sequence[Moment], trial: Trial, *, twice: bool = Fa
     failed: list[str] = []
     cancelled = 0
     for moment in moments:
-        run = Run(moment, twice=twice)
+        run = Run(moment, again)
         try:
             await trial(run)
         except AssertionError as error:
