@@ -4,12 +4,13 @@ import asyncio
 import random
 from collections import defaultdict
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import orjson
 import pytest
 
-from relay.config.settings import BrokerSettings, DatabaseSettings
+from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings
 from relay.errors import NotAcceptedError
 from relay.publisher import DurablePublisher
 from tests.engine.conftest import Reader
@@ -28,6 +29,7 @@ class Trials:
         self._broker = broker
         self._queue = queue
         self._numbers = 0
+        self._nodes = count()
         self._accepted: set[str] = set()
 
     async def run(self, run: Run) -> None:
@@ -52,7 +54,9 @@ class Trials:
         }
 
     def _publisher(self) -> DurablePublisher:
-        return DurablePublisher(self._place, broker=self._broker, name="sensors", embedded=True)
+        # A node would wait until one of its name, whose end was cut off, is known to be gone.
+        relay = RelaySettings(node=f"publisher {next(self._nodes)}")
+        return DurablePublisher(self._place, broker=self._broker, name="sensors", relay=relay, embedded=True)
 
     async def _publish(self) -> None:
         async with self._publisher() as publisher:

@@ -24,7 +24,7 @@ from relay.consume.apply.sqlalchemy_engine import engine_of, refuse_inherited
 from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.runtime.threads import call_in_daemon
-from relay.servers.postgres.database import is_refusal, one_line, public_reason
+from relay.servers.postgres.database import closing_at_cancel, is_refusal, one_line, public_reason
 
 # A session's commit() releases a savepoint. Its rollback(), also the one after a failed flush, rolls back to it.
 IN_SAVEPOINT = "create_savepoint"
@@ -69,7 +69,8 @@ class AlchemyAsync(AsyncTransactions):
         await self.close()
         try:
             async with asyncio.timeout(self._inbox.statement_timeout):
-                self._outer = await self._engine.connect()
+                with closing_at_cancel():
+                    self._outer = await self._engine.connect()
                 await self._outer.exec_driver_sql(LOOK)
                 await self._outer.rollback()
                 self._connection = (await self._outer.get_raw_connection()).driver_connection

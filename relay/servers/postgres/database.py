@@ -4,8 +4,8 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from traceback import clear_frames
 from typing import Any, NamedTuple, TypeVar
 
@@ -251,13 +251,8 @@ async def connect_async(
     """
     try:
         connecting = DatabaseConnection.connect(conninfo(database, last=last, **overrides), autocommit=True)
-        try:
+        with closing_at_cancel():
             connection = await connecting
-        except asyncio.CancelledError as cancel:
-            # What psycopg has begun to open is a local of its frames. They live as long as the traceback, which may be
-            # until the garbage is collected (tests/consume/test_cancels.py).
-            clear_frames(cancel.__traceback__)
-            raise
         try:
             if not is_lent:
                 async with asyncio.timeout(database.command_timeout):
@@ -332,7 +327,22 @@ class DatabaseConnection(psycopg.AsyncConnection):
     async def cancel_safe(self, *, timeout: float = CANCEL_TIMEOUT) -> None:  # noqa: ASYNC109  (psycopg's signature)
         if self._pulling is None and self.pgconn.transaction_status == TransactionStatus.ACTIVE:
             self._pulling = asyncio.get_running_loop().call_later(CANCEL_TIMEOUT, unplug, self)
-        await super().cancel_safe(timeout=min(timeout, CANCEL_TIMEOUT))
+        with closing_at_cancel():
+            await super().cancel_safe(timeout=min(timeout, CANCEL_TIMEOUT))
+
+
+@contextmanager
+def closing_at_cancel() -> Iterator[None]:
+    """Close what psycopg has begun to open when the block is cancelled.
+
+    It is a local of psycopg's frames. They live as long as the traceback, which may be until the garbage is collected
+    (tests/consume/test_cancels.py).
+    """
+    try:
+        yield
+    except asyncio.CancelledError as cancel:
+        clear_frames(cancel.__traceback__)
+        raise
 
 
 def is_finished(connection: psycopg.Connection | psycopg.AsyncConnection) -> bool:
