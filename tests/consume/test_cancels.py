@@ -57,7 +57,7 @@ class Trials:
         consumer = self._consumer()
         async with running(consumer):
             applied = sum(map(len, self._sent.values()))
-            await eventually(lambda: self._has_applied(applied), "all is applied")
+            await eventually(lambda: self._has_applied(applied), "all is applied", within=300)
         for key, numbers in self._sent.items():
             assert await self._table.numbers(key) == numbers
         assert await self._queue.dead_count() == 0

@@ -44,7 +44,7 @@ class Trials:
     async def see(self) -> None:
         """See that each message is applied once, in order per key."""
         async with running(self._member()):
-            await eventually(self._has_applied_all, "all is applied")
+            await eventually(self._has_applied_all, "all is applied", within=300)
         for key in range(KEYS):
             assert await self._table.numbers(f"key-{key}") == [*range(key, self._sent, KEYS)]
 
