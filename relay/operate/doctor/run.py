@@ -63,6 +63,7 @@ AT_START = frozenset(
         "database.foreign",
         "database.locks",
         "database.days",
+        "database.sequences",
         "database.publications",
         "database.connections",
         "database.slots",
