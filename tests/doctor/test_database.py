@@ -102,7 +102,7 @@ def test_a_sequence_below_the_highest_id(settings: Settings, state: str) -> None
         (finding,) = look(settings, "database.sequences")
         connection.execute(finding.remedy.partition("then: ")[2].encode())
 
-    words = "the sequence is below the highest id: outbox.message_id_seq has given 0, and message has 7"
+    words = "the sequence is below the highest id: outbox.message_id_seq has given 0, message has 7"
     assert (finding.verdict, finding.words) == (FAILED, words)
     assert verdicts(settings, "database.sequences") == [OK]
 
@@ -118,8 +118,8 @@ def test_other_sequences_that_are_behind(settings: Settings) -> None:
         found = look(settings, "database.sequences")
 
     assert [(each.verdict, each.words.partition(": ")[2]) for each in found] == [
-        (FAILED, "outbox.message_id_seq has given 0, and message has 100"),
-        (FAILED, "outbox.replay_id_seq has given 0, and replay has 2"),
+        (FAILED, "outbox.message_id_seq has given 0, message has 100"),
+        (FAILED, "outbox.replay_id_seq has given 0, replay has 2"),
     ]
     assert verdicts(settings, "database.history") == [OK]
 

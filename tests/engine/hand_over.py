@@ -47,7 +47,7 @@ class Limits(NamedTuple):
         put_back: refused rows that a lock keeps from being put away.
         left: reads of rows whose key an operator has just released: they are left to the table.
         kills: of relays.
-        copies: of the rows and floors to another database, on which new relays go on; the late transaction may roll back.
+        copies: of rows and floors to another database, where new relays go on. The late transaction may roll back.
         ahead: reads ahead of a backlog that bring rows.
         keys: by default each in a separate lane.
         settings: of both relays.

@@ -27,6 +27,7 @@ from relay.operate.doctor.tables import (
     history,
     publications,
     sequences,
+    subscriptions,
     tables_at_head,
     unfinished_batches,
 )
@@ -63,6 +64,7 @@ CHECKS: dict[str, Check] = {
     "database.sequences": sequences,
     "database.batches": unfinished_batches,
     "database.publications": publications,
+    "database.subscriptions": subscriptions,
     "database.connections": free_connections,
     "database.snapshots": old_snapshots,
     "database.slots": replication_slots,

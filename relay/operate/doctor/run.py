@@ -65,6 +65,7 @@ AT_START = frozenset(
         "database.days",
         "database.sequences",
         "database.publications",
+        "database.subscriptions",
         "database.connections",
         "database.slots",
         "database.vacuum",

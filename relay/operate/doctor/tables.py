@@ -155,6 +155,17 @@ READ_PUBLICATIONS = """
     ORDER BY pubname
 """
 
+READ_SUBSCRIPTIONS = """
+    SELECT quote_ident(subname), count(*)
+    FROM pg_subscription
+    JOIN pg_subscription_rel ON srsubid = pg_subscription.oid
+    JOIN pg_class ON pg_class.oid = srrelid
+    JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE nspname = %(schema)s AND starts_with(relname, 'message')
+    GROUP BY subname
+    ORDER BY subname
+"""
+
 
 def tables_at_head(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     check, schema, wanted = "database.tables", settings.database.schema_name, head_revision()
@@ -220,11 +231,25 @@ def sequences(connection: psycopg.Connection, settings: Settings) -> Iterator[Fi
         highest, given = one(connection.execute(statement).fetchone())
         if highest is not None and highest > given:
             behind = True
-            words = f"the sequence is below the highest id: {schema}.{name} has given {given}, and {table} has {highest}"
+            words = (
+                f"the sequence is below the highest id: {schema}.{name} has given {given}, and {table} has {highest}"
+            )
             setval = SQL("SELECT setval({}, {})").format(Identifier(schema, name).as_string(), highest).as_string()
             yield Finding(check, Verdict.FAILED, words, f"end applications and relays, then: {setval}")
     if not behind:
         yield Finding(check, Verdict.OK, "no sequence is below the highest id")
+
+
+def subscriptions(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name each subscription that writes rows here which another server's relay sends, too."""
+    check, schema = "database.subscriptions", settings.database.schema_name
+    found = connection.execute(READ_SUBSCRIPTIONS, {"schema": schema}).fetchall()
+    for name, number in found:
+        words = f"subscription {name} writes into {number} tables of messages, which another server's relay sends"
+        remedy = f"run no relay here before the cut-over (docs/blue-green.md); after it: DROP SUBSCRIPTION {name}"
+        yield Finding(check, Verdict.FAILED, words, remedy)
+    if not found:
+        yield Finding(check, Verdict.OK, "no subscription writes messages")
 
 
 def unfinished_batches(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
