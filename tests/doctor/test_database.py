@@ -119,7 +119,7 @@ def test_other_sequences_that_are_behind(settings: Settings) -> None:
 
     assert [(each.verdict, each.words.partition(": ")[2]) for each in found] == [
         (FAILED, "outbox.message_id_seq has given 0, message has 100"),
-        (FAILED, "outbox.replay_id_seq has given 0, replay has 2"),
+        (FAILED, "outbox.replay_id_seq has given 0, job has 2"),
     ]
     assert verdicts(settings, "database.history") == [OK]
 

@@ -155,6 +155,6 @@ async def test_every_table_of_the_outbox_comes_over(move: Move) -> None:
     here = move.tables(move.blue)
     assert move.tables(move.green) == here
     behind = {each.words.split()[7] for each in await found(at(move.green), "database.sequences")}
-    assert {"outbox.message_id_seq", "outbox.job_id_seq", "outbox.operator_audit_id_seq"} <= behind
+    assert {"outbox.message_id_seq", "outbox.replay_id_seq", "outbox.operator_audit_id_seq"} <= behind
     await move.run(SET_SEQUENCES)
     assert [each.verdict for each in await found(at(move.green), "database.sequences")] == [Verdict.OK]

@@ -231,9 +231,7 @@ def sequences(connection: psycopg.Connection, settings: Settings) -> Iterator[Fi
         highest, given = one(connection.execute(statement).fetchone())
         if highest is not None and highest > given:
             behind = True
-            words = (
-                f"the sequence is below the highest id: {schema}.{name} has given {given}, and {table} has {highest}"
-            )
+            words = f"the sequence is below the highest id: {schema}.{name} has given {given}, {table} has {highest}"
             setval = SQL("SELECT setval({}, {})").format(Identifier(schema, name).as_string(), highest).as_string()
             yield Finding(check, Verdict.FAILED, words, f"end applications and relays, then: {setval}")
     if not behind:
