@@ -6,8 +6,8 @@ that is open for an hour, these are tens of millions.
 What is saved stays true until a relay saves again. Later rows have higher ids, or belong to transactions that were
 running. A statement that makes a row pending again also makes it due, or counts its attempt.
 
-On another server it is not true: ids of transactions are others there, and the sequence may give an id again that was
-rolled back here. A dump and logical replication bring the table there. So it says which database it was saved in.
+A dump and logical replication bring it to another server, where it is not true. Ids of transactions are others there,
+and the sequence may give an id again that was rolled back. So a floor says in which database it was saved.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ READ_HISTORY = SQL("""
         (SELECT min(reason) FROM {schema}.node, unnest(reasons) AS reason WHERE starts_with(reason, 'history: '))
 """)
 
-# Those that give a column of ours its values, as far as we may read both.
+# The sequences that give a column of ours its values. What this login may not read is left out.
 READ_SEQUENCES = """
     SELECT sequence.relname, part.relname, attname
     FROM pg_class AS sequence
