@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox
 from tests.consume.delivery_timeout import TIMEOUT, WORK, Hanging
-from tests.consume.effects import Queue, Table, count, running
+from tests.consume.effects import MakeConsumer, Queue, Table, count, running
 from tests.support.events import named, times
 from tests.support.eventually import eventually
 from tests.support.proxied import proxied
@@ -27,14 +27,20 @@ def version(rabbitmq: RabbitServer) -> tuple[int, ...]:
 
 
 @pytest.mark.usefixtures("short_timeout")
-@pytest.mark.parametrize("arguments", [{}, {"x-single-active-consumer": True}], ids=["shared", "single-active"])
+@pytest.mark.parametrize(
+    ("arguments", "order"),
+    [
+        pytest.param({}, "hold", id="shared"),
+        pytest.param({}, "skip", id="skip"),
+        pytest.param({"x-single-active-consumer": True}, "hold", id="single-active"),
+    ],
+)
 async def test_a_consumer_says_that_it_timed_out_and_reads_again(
-    arguments: dict[str, Any], queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
+    arguments: dict[str, Any], order: str, queue: Queue, table: Table, make_consumer: MakeConsumer
 ) -> None:
     await queue.channel.queue_delete(queue.name)
     await queue.declare(**arguments)
-    handler = Hanging()
-    consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, work=WORK)
+    consumer = make_consumer(Hanging().handle, work=WORK, order=order)
     await queue.send_all([1, 2])
 
     with capture_logs() as events:
@@ -82,7 +88,8 @@ async def test_time_outs_do_not_count_towards_the_delivery_limit(
     if version < (4, 3):
         pytest.skip("up to RabbitMQ 4.2 the end of a channel counts as a delivery, whatever has ended it")
     await queue.channel.queue_delete(queue.name)
-    await queue.declare(**{"x-delivery-limit": 1})
+    limited: dict[str, Any] = {"x-delivery-limit": 1}
+    await queue.declare(**limited)
     handler = Hanging(calls=3)
     consumer = Consumer(queue.name, [handler.handle], inbox=inbox, broker=broker, work=WORK)
     await queue.send(1)

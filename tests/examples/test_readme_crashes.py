@@ -17,7 +17,7 @@ from aio_pika.abc import AbstractChannel
 
 from relay.config.settings import DatabaseSettings
 from tests.cli.command import RELAY
-from tests.examples.test_snippets import snippets
+from tests.prose.pages import programs
 from tests.support.eventually import eventually
 from tests.support.process import Process, run
 
@@ -34,9 +34,9 @@ async def test_twenty_five_crashes_of_the_readmes_consumer_lose_nothing(
     empty_database: DatabaseSettings, broker_url: str, tmp_path: Path
 ) -> None:
     """The process is killed while its handlers wait for a lock, and started again; then the lock is released."""
-    _, program = snippets("README.md")
+    _, program, _ = programs("README.md", "python")  # the writer, the consumer, Spark
     url = empty_database.url.get_secret_value()
-    (tmp_path / "relay.toml").write_text(snippets("README.md", "toml")[0])
+    (tmp_path / "relay.toml").write_text(programs("README.md", "toml")[0])
     environment = {**os.environ, "RELAY_DATABASE_URL": url, "RELAY_BROKER_URL": broker_url}
     relay: list[str | Path] = ["env", "--chdir", tmp_path, RELAY]
 
