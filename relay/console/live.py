@@ -118,7 +118,7 @@ def failed_messages(sample: Sample | None, consumers: SeenConsumers | None) -> i
     failed = 0
     if sample and (status := sample.status):
         failed += status.parked - status.parked_held
-        failed += sum(route.rows for route in status.quarantined_routes if route.paused_at is None)
+        failed += sum(route.failed for route in status.quarantined_routes if route.paused_at is None)
     if consumers:
         failed += sum(consumers.letters.values()) + sum(each.keys for each in consumers.held)
     return failed

@@ -202,7 +202,7 @@ class Sampler:
 
     def _sent_none(self, status: Status) -> bool:
         """Whether nothing was sent since the first look that saw rows wait for a route that does not work."""
-        if not any(route.rows and route.paused_at is None for route in status.quarantined_routes):
+        if not any(route.waiting and route.paused_at is None for route in status.quarantined_routes):
             self._published_when_broken = None
             return False
         if self._published_when_broken is None:
