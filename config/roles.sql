@@ -149,7 +149,7 @@ GRANT SELECT, INSERT, DELETE ON outbox.job_row TO outbox_console;
 GRANT SELECT, INSERT ON outbox.failure TO outbox_console;
 GRANT UPDATE (retried) ON outbox.failure TO outbox_console;
 GRANT SELECT ON outbox.parked_failure TO outbox_console; -- a trigger writes it
-GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.api_answer TO outbox_console;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.api_answer, outbox.console_history TO outbox_console;
 GRANT SELECT ON outbox.processed_message, outbox.held_message, outbox.begun_message, outbox.consumer_queue
     TO outbox_console;
 GRANT UPDATE (due_at) ON outbox.held_message TO outbox_console;

@@ -31,7 +31,7 @@ INFO = "outbox-relay"  # in the `info` of a mapped table that belongs to the rel
 # tests/migrations/test_alembic.py compares with the tables that `relay migrate` makes.
 OURS = re.compile(
     r"migration|node|lane_floor|lane_pause|published|batch|quarantine|quarantine_released"
-    r"|operator_audit|api_answer|dead_letter_audit|archived_day|inbox_memory"
+    r"|operator_audit|api_answer|console_history|dead_letter_audit|archived_day|inbox_memory"
     r"|job|job_(failure|row)|failure|parked_failure|replay|replay_failure|pool|pool_(member|partition|master)"
     r"|held_message|begun_message|consumer_queue"
     r"|message|message_(pending|parked|quarantined|discarded|archived|sent)"

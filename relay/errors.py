@@ -11,6 +11,7 @@ OutboxError
     DatabaseUnavailableError
       InboxUnavailableError
     BrokerUnavailableError
+      DeliveryTimeoutError  the broker took back what a consumer had not acknowledged for too long
   SchemaError             the database is reachable, but the tables are missing or behind
   AccessError             the server is reachable, but does not let this user do it
   DeadlineError           no answer in time
@@ -80,6 +81,7 @@ class PublicReason(StrEnum):
     BLOCKED = "broker blocked"
     QUEUE_MISSING = "its queue does not exist"
     QUEUE_GONE = "its queue was deleted or lost its leader"
+    DELIVERY_TIMEOUT = "timed out: messages were unacknowledged for longer than the broker's consumer_timeout"
     # The table cannot be written.
     MESSAGE_LOCKED = "has locked message"
     SENT_LOCKED = "has locked message_sent"
@@ -157,6 +159,17 @@ class AccessError(OutboxError):
 
 class BrokerUnavailableError(UnavailableError):
     """No connection to RabbitMQ."""
+
+
+class DeliveryTimeoutError(BrokerUnavailableError):
+    """A message was unacknowledged for longer than the broker's consumer_timeout: the broker took it back."""
+
+    def __init__(self, queue: str, seconds: float) -> None:
+        super().__init__(
+            f"timed out: a message of queue {queue!r} was unacknowledged for {seconds:.0f} s, longer than the broker's"
+            " consumer_timeout",
+            public=PublicReason.DELIVERY_TIMEOUT,
+        )
 
 
 class DeadlineError(OutboxError):

@@ -1,8 +1,9 @@
 """Small charts as SVG, drawn here: they need no script, and no page of another site."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 WIDTH, HEIGHT = 300, 56
 TOP, BOTTOM = 4, HEIGHT - 1  # where the highest value and 0 are drawn
@@ -33,13 +34,21 @@ class Chart:
     points: tuple[Value, ...]
 
 
-def chart(values: Sequence[Value], *, since: float, until: float, steps: Sequence[float] = COUNTS) -> Chart | None:
+def chart(
+    values: Sequence[Value],
+    *,
+    since: float,
+    until: float,
+    steps: Sequence[float] = COUNTS,
+    longest: float = math.inf,
+) -> Chart | None:
     """Return the chart of values by time; None where no value is known.
 
     Args:
         steps: values that an axis may end with.
+        longest: seconds that a value counts for at most; nobody looked where the next one comes later.
     """
-    thinned = list(_thinned(values, (until - since) / MOST))
+    thinned = list(_thinned(list(_with_gaps(values, longest)), (until - since) / MOST))
     known = [value for _, value in thinned if value is not None]
     if not known or until <= since:
         return None
@@ -58,6 +67,13 @@ def chart(values: Sequence[Value], *, since: float, until: float, steps: Sequenc
         top,
         tuple((until - at, value) for at, value in thinned),
     )
+
+
+def _with_gaps(values: Sequence[Value], longest: float) -> Iterator[Value]:
+    for value, (next_at, _) in pairwise([*values, *values[-1:]]):
+        yield value
+        if next_at - value[0] > longest:
+            yield (value[0] + next_at) / 2, None
 
 
 def _line(run: Sequence[tuple[float, float]]) -> str:

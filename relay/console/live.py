@@ -1,11 +1,11 @@
 """The parts of the overview that change, drawn once for all browsers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from relay.console import charts
+from relay.console import charts, sampler
 from relay.console.background import Background
-from relay.console.charts import Chart, chart
+from relay.console.charts import Chart, Value, chart
 from relay.console.checkup import Checkup, CheckupReport
 from relay.console.consumers import Consumers, SeenConsumers
 from relay.console.formats import duration, short
@@ -18,6 +18,7 @@ COUNTS = ("failed", "paused")  # the menu's counts of failed messages and of pau
 STATE = "state"  # the mood, for the icon
 FRAME = (STATE, *COUNTS)  # what every page shows; all are events of the stream
 SHORTEST = 300.0  # seconds that a chart spans at least
+GAP = 3  # points: nobody looked for longer than that where the next value comes later
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def failed_messages(sample: Sample | None, consumers: SeenConsumers | None) -> i
     failed = 0
     if sample and (status := sample.status):
         failed += status.parked - status.parked_held
-        failed += sum(route.rows for route in status.quarantined_routes if route.paused_at is None)
+        failed += sum(route.failed for route in status.quarantined_routes if route.paused_at is None)
     if consumers:
         failed += sum(consumers.letters.values()) + sum(each.keys for each in consumers.held)
     return failed
@@ -128,7 +129,7 @@ def _figures(sample: Sample | None, in_queues: int | None) -> list[Figure]:
     status, latency = (sample.status, sample.latency) if sample else (None, None)
     history = sample.history if sample else ()
     for_a_route = f", {short(status.quarantined)} for a route" if status and status.quarantined else ""
-    rows = [
+    rows: list[tuple[str, str, str, Callable[[Point], float | None], Callable[[float | None], str]]] = [
         ("Backlog", short(sample.backlog if sample else None), f"rows wait{for_a_route}", lambda each: each.backlog,
          short),
         ("Oldest", duration(sample.age_s if sample else None), "the longest wait of a row", lambda each: each.age_s,
@@ -140,22 +141,20 @@ def _figures(sample: Sample | None, in_queues: int | None) -> list[Figure]:
         ("Parked", short(status.parked if status else None), "rows wait for a decision", lambda each: each.parked,
          short),
     ]  # fmt: skip
-    return [_figure(title, value, about, history, of=of, words=words) for title, value, about, of, words in rows]
+    return [
+        figure(title, value, about, [(point.at, of(point)) for point in history], words=words)
+        for title, value, about, of, words in rows
+    ]
 
 
-def _figure(
-    title: str,
-    value: str,
-    about: str,
-    history: tuple[Point, ...],
-    *,
-    of: Callable[[Point], float | None],
-    words: Callable[[float | None], str],
+def figure(
+    title: str, value: str, about: str, values: Sequence[Value], *, words: Callable[[float | None], str]
 ) -> Figure:
-    since, until = (history[0].at, history[-1].at) if history else (0.0, 0.0)
+    """Return a figure with the curve of these values, the oldest first."""
+    since, until = (values[0][0], values[-1][0]) if values else (0.0, 0.0)
     since = min(since, until - SHORTEST)  # a curve of a few seconds would look like a cliff
-    values = [(point.at, of(point)) for point in history]
-    drawn = chart(values, since=since, until=until, steps=charts.SECONDS if words is duration else charts.COUNTS)
+    steps = charts.SECONDS if words is duration else charts.COUNTS
+    drawn = chart(values, since=since, until=until, steps=steps, longest=GAP * sampler.POINT)
     return Figure(
         title,
         value,

@@ -102,6 +102,7 @@ class Sampler:
         self._settle_after = 3 * settings.relay.heartbeat_interval  # counters move with heartbeats
         self._looks: deque[tuple[float, int, dict[str, int]]] = deque()  # when, all published, by node
         self._history: deque[Point] = deque()
+        self._earlier: Sequence[Point] = ()  # of consoles before this one
         self._watchers = 0
         self._changed = asyncio.Condition()
         self._wanted = asyncio.Event()
@@ -112,6 +113,10 @@ class Sampler:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self.latest: Sample | None = None
+
+    def restore(self, points: Sequence[Point]) -> None:
+        """Take the history that an earlier console has kept; any thread may call it."""
+        self._earlier = points
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -197,12 +202,16 @@ class Sampler:
             paused=self._paused,
             sent_none=sent_none,
             latency=latency,
-            history=tuple(self._history),
+            history=self._whole_history(),
         )
+
+    def _whole_history(self) -> tuple[Point, ...]:
+        begun, since = self._history[0].at, time.monotonic() - KEPT
+        return (*(point for point in self._earlier if since <= point.at < begun), *self._history)
 
     def _sent_none(self, status: Status) -> bool:
         """Whether nothing was sent since the first look that saw rows wait for a route that does not work."""
-        if not any(route.rows and route.paused_at is None for route in status.quarantined_routes):
+        if not any(route.waiting and route.paused_at is None for route in status.quarantined_routes):
             self._published_when_broken = None
             return False
         if self._published_when_broken is None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
+from time import monotonic
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.exceptions import (
@@ -32,15 +33,25 @@ from relay.consume.message import Delivery, Unreadable, read_delivery
 from relay.consume.setup import Setup
 from relay.consume.startup import keep_asking, keep_up
 from relay.consume.worker import ChannelRepeats, KeyQueue, Worker
-from relay.errors import BrokerUnavailableError, ConfigurationError, PublicReason, QueueMissingError
+from relay.errors import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    DeliveryTimeoutError,
+    PublicReason,
+    QueueMissingError,
+)
 from relay.logger import get_logger
 from relay.servers.postgres.database import CANCEL_TIMEOUT
-from relay.servers.rabbitmq.connection import CHANNEL_LOST, answer_within, words
+from relay.servers.rabbitmq.connection import CHANNEL_LOST, answer_within, is_delivery_timeout, words
 
 # 0 is the default priority of every consumer. Only a stream takes no priority: it refuses the argument, and so the
 # consumer.
 REFUSED_BY_STREAMS: Arguments = {"x-priority": 0}
 CLOSE_TIMEOUT = 2.0  # seconds for a goodbye to a broker that may be gone
+AFTER_TIMEOUT = (
+    "the broker delivers it again, and its next try counts as before. Let its handler end sooner, or raise"
+    " consumer_timeout (rabbitmq.conf; from RabbitMQ 3.12 on, consumer-timeout in a policy of the queue)"
+)
 
 log = get_logger("relay.consume")
 
@@ -56,7 +67,9 @@ class ChannelConsumer:
         self._tasks = tasks
         self._cut_off = cut_off or asyncio.Event()
         self._stopping = asyncio.Event()
-        self._cancelled = asyncio.Event()  # by the broker: the queue was deleted, or its leader went down
+        # By the broker: the queue was deleted, or its leader went down. From RabbitMQ 4.3 on, also a time-out.
+        self._cancelled = asyncio.Event()
+        self._timeout: DeliveryTimeoutError | None = None
         channel.on_consumer_cancel_callbacks.add(lambda _: self._cancelled.set())
         self._receipts = Receipts(channel, setup.counters)
         self._context = ChannelContext(
@@ -124,6 +137,7 @@ class ChannelConsumer:
         await wait_for_first(
             self._setup.stop.wait(), self._cancelled.wait(), self._channel.closing, self._cut_off.wait()
         )
+        await self._note_timeout()
         drain_until = asyncio.get_running_loop().time() + self._setup.work.drain_timeout
         if self._cut_off.is_set():
             # Before the drain, which takes long without a database: while the channel is open, the queue delivers to no
@@ -153,6 +167,8 @@ class ChannelConsumer:
         """Raise BrokerUnavailableError if the channel ended although the consumer was not told to stop."""
         if self._setup.stop.is_set():
             return
+        if self._timeout is not None:
+            raise self._timeout
         if self._cancelled.is_set():
             raise BrokerUnavailableError(
                 f"queue {self._setup.queue!r} was deleted or lost its leader", public=PublicReason.QUEUE_GONE
@@ -233,6 +249,36 @@ class ChannelConsumer:
         self._attempts.append(attempt)
         return attempt
 
+    async def _note_timeout(self) -> None:
+        """See whether the broker took back a delivery that was unacknowledged for too long; then log it.
+
+        This is before the drain, which lasts as long as a plain function that hangs.
+        """
+        queue, seconds = self._setup.queue, self._receipts.oldest_seconds
+        if self._setup.stop.is_set() or seconds is None:
+            return
+        if self._channel.is_closed:
+            is_timeout = is_delivery_timeout(self._channel)
+        else:
+            is_timeout = self._cancelled.is_set() and await self._has_queue()
+        if is_timeout:
+            self._timeout = DeliveryTimeoutError(queue, seconds)
+            log.warning("consumer.timed_out", queue=queue, seconds=round(seconds, 1), remedy=AFTER_TIMEOUT)
+
+    async def _has_queue(self) -> bool:
+        """Whether the queue exists: the broker does not say why it cancels a consumer.
+
+        It is asked on a separate channel, as a refusal would close this one.
+        """
+        try:
+            async with answer_within("look for the queue", CLOSE_TIMEOUT):
+                asking = await self._channel.connection.channel(publisher_confirms=False)
+                await asking.queue_declare(self._setup.queue, passive=True)
+        except CHANNEL_LOST:  # also when there is no such queue
+            return False
+        await close(asking)
+        return True
+
     async def _cancel_consumer(self, tag: str) -> None:
         """Take no more deliveries."""
         with suppress(*CHANNEL_LOST):  # on a lost channel, no delivery comes either
@@ -270,12 +316,18 @@ class Receipts:
     def __init__(self, channel: AbstractChannel, counters: Counters) -> None:
         self._channel = channel
         self._counters = counters
-        self._open: dict[int, None] = {}  # in the order of the tags, as they came in
+        self._open: dict[int, float] = {}  # when each came in, in the order of the tags
         self._settled: list[int] = []
         self._some = asyncio.Event()
 
+    @property
+    def oldest_seconds(self) -> float | None:
+        """Return for how long a delivery has been open, at most; None if each is settled."""
+        oldest = next(iter(self._open.values()), None)
+        return None if oldest is None else monotonic() - oldest
+
     def expect(self, tag: int) -> None:
-        self._open[tag] = None
+        self._open[tag] = monotonic()
         self._counters.unacknowledged = len(self._open)
 
     def settle(self, tags: Iterable[int]) -> None:

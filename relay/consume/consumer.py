@@ -29,8 +29,8 @@ from relay.consume.failed.queues import dead_queue, dead_queue_name, prepare, re
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
-from relay.consume.startup import check_inbox, note_queue, warn_of_left_behind, warn_of_single_batches
-from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
+from relay.consume.startup import ask_inbox, check_inbox, note_queue, warn_of_left_behind, warn_of_single_batches
+from relay.errors import BrokerUnavailableError, ConfigurationError, DeliveryTimeoutError, QueueMissingError
 from relay.logger import get_logger
 from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
 from relay.runtime.forks import Opened
@@ -249,4 +249,8 @@ class Consumer:
             self.setup.counters.broker_losses[kind_of_end(error.__cause__)] += 1
         is_refusal = isinstance(error, BrokerUnavailableError) and error.is_refusal
         self.setup.health.degrade("broker", hindrance_of(error), is_refusal=is_refusal)
+        if isinstance(error, DeliveryTimeoutError):
+            # While it waits for the database, what it reads would only time out again. Up to RabbitMQ 4.2 each
+            # time-out counts towards the delivery limit of a quorum queue.
+            await ask_inbox(self.setup.inbox, self.setup.session, self.setup.stop)
         await wait_for_event(self.setup.stop, self.setup.work.backoff.seconds(self._failures))

@@ -120,11 +120,16 @@ async def keep_up(inbox: Inbox) -> None:
         await asyncio.sleep(UPKEEP_INTERVAL)
 
 
+async def ask_inbox(inbox: Inbox, session: InboxSession, stopping: asyncio.Event) -> None:
+    """Wait until the database answers. Raises Stopping."""
+    await session.insist(stopping, inbox.statement(ASK))
+
+
 async def keep_asking(inbox: Inbox, session: InboxSession, stopping: asyncio.Event) -> None:
     """Query the database every few seconds, so that an idle consumer also notices when it is lost."""
     with suppress(Stopping):
         while True:
-            await session.insist(stopping, inbox.statement(ASK))
+            await ask_inbox(inbox, session, stopping)
             await wait_for_event(stopping, ASK_INTERVAL)
 
 

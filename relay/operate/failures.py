@@ -130,7 +130,7 @@ def list_route_groups(tables: Tables) -> list[Group]:
             cause=cause,
             event_type="",
             place=route.exchange,
-            count=(merged.count if merged else 0) + route.rows - route.behind,
+            count=(merged.count if merged else 0) + route.failed,
             first_at=min(merged.first_at or route.since, route.since) if merged else route.since,
             last_at=max(merged.last_at or route.since, route.since) if merged else route.since,
             keys_held=0,

@@ -346,7 +346,7 @@ def route_reasons(routes: Sequence[RouteStatus]) -> list[Reason]:
 
 
 def _exchange_reason(routes: Sequence[RouteStatus]) -> str:
-    first, rows = routes[0], sum(route.rows for route in routes)
+    first, rows = routes[0], sum(route.waiting for route in routes)
     return (
         f"exchange {first.exchange!r}: {len(routes)} routing keys do not work, {rows} rows wait; the first is"
         f" {first.routing_key!r}, since {first.since:{MOMENT}}: {first.reason}; see `relay quarantine list`"
@@ -354,7 +354,7 @@ def _exchange_reason(routes: Sequence[RouteStatus]) -> str:
 
 
 def _route_reason(route: RouteStatus) -> str:
-    rows = "1 row waits" if route.rows == 1 else f"{route.rows} rows wait"
+    rows = "1 row waits" if route.waiting == 1 else f"{route.waiting} rows wait"
     if route.paused_at is not None:
         paused = _paused_words(route.paused_by, route.paused_at, route.paused_why)
         return f"{route.address} is {paused}, {rows}; `relay quarantine resume {route.id}` ends that"

@@ -38,6 +38,10 @@ STATEMENTS = """
         false, 0);
     INSERT INTO outbox.pool_partition (pool, partition, epoch, member, wanted_by, taken_from)
     VALUES ('billing', 0, 3, 'a', NULL, NULL), ('billing', 1, 4, 'a', 'b', NULL), ('billing', 2, 5, NULL, NULL, 'c');
+    INSERT INTO outbox.console_history (at, backlog, age_s, rate, in_queues, parked, latency_s, sent)
+    SELECT now() - ago * interval '1 second', 4, 2.5, 3, 1, 2, 0.2,
+        format('{"routes": [["outbox", "Paid", 2]], "types": [["Paid", 2], ["%s<b>", 1]]}', repeat('x', 200))::jsonb
+    FROM generate_series(600, 1200, 10) AS ago;
     INSERT INTO outbox.pool_master (name, backend_pid) VALUES ('a', 1)
 """
 

@@ -95,6 +95,7 @@ FRESH = {
     "name": SQL("'fresh-' || {number}"),
     "uuid": SQL("gen_random_uuid()"),
     "date": SQL("current_date - {number}"),
+    MOMENT: SQL("now() - {number} * interval '1 second'"),
     **dict.fromkeys(("smallint", "integer", "bigint"), SQL("100 + {number}")),
 }
 FEW = ("lane_pause", "pool_master")  # they take no further row: each round of `change_few` writes over what they have

@@ -26,6 +26,18 @@ def test_a_value_that_was_not_known_is_a_gap() -> None:
     assert found.points[2:4] == ((30, None), (20, None))
 
 
+def test_a_time_in_which_nobody_looked_is_a_gap() -> None:
+    values: list[Value] = [(0, 5), (10, 5), (40, 5), (90, 5), (100, 5)]
+
+    found = chart(values, since=0.0, until=100.0, longest=30.0)
+    whole = chart(values, since=0.0, until=100.0)
+
+    assert found is not None
+    assert found.line == "M0.0 4.0L30.0 4.0L120.0 4.0M270.0 4.0L300.0 4.0"
+    assert whole is not None
+    assert whole.line.count("M") == 1
+
+
 def test_one_value_between_gaps_is_a_dot() -> None:
     found = drawn([(0, None), (100, 5), (200, None)])
 

@@ -7,7 +7,9 @@ import pytest
 from relay.config.settings import Settings
 from relay.console import checkup
 from relay.console.pages import overview
+from relay.console.site import Site
 from tests.console.site import browser, running
+from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 
 
@@ -42,3 +44,27 @@ async def test_what_the_doctor_has_found_goes_once_it_is_mended(
             await channel.declare_exchange("outbox", aio_pika.ExchangeType.TOPIC, durable=True)
 
         await eventually(is_gone, "it is gone")
+
+
+PROBE = """
+    WITH noted AS (UPDATE outbox.quarantine SET probes = probes + 1, probed_at = now())
+    UPDATE outbox.message SET state = 'pending', available_at = now() WHERE id = %s
+"""
+
+
+async def test_a_route_that_is_tried_keeps_its_place_in_the_count_of_failures(settings: Settings, rows: Rows) -> None:
+    head, behind = rows.quarantined("gone"), rows.quarantined("gone")
+    rows.connection.execute("UPDATE outbox.message SET held_behind = %s WHERE id = %s", [head, behind])
+    async with running(settings) as app:
+        site: Site = app.state.site
+
+        def looks() -> int:
+            site.sampler.wake()
+            return site.sampler.latest.number if site.sampler.latest else 0
+
+        await eventually(lambda: site.failed_messages == 1, "one row has failed, and the other waits behind it")
+        rows.connection.execute(PROBE, [head])
+        seen = looks()
+        await eventually(lambda: looks() >= seen + 2, "it has looked again")  # one look may have begun before
+
+        assert site.failed_messages == 1

@@ -1,6 +1,6 @@
 """The queue, the table and the inbox of one test."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aio_pika
@@ -13,8 +13,10 @@ from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, WorkPolicy
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.servers.postgres.database import connect_async
+from tests.consume import delivery_timeout
 from tests.consume.effects import CONSUMER, EFFECTS, MakeConsumer, Queue, Table
 from tests.consume.sqlalchemy_handlers import KINDS, engine_url
+from tests.support.rabbitmq import RabbitServer
 from tests.support.raw_client import RawClient
 
 
@@ -68,3 +70,10 @@ async def client(broker_url: str) -> AsyncIterator[RawClient]:
     raw = RawClient(broker_url)
     yield raw
     await raw.close()
+
+
+@pytest.fixture
+def short_timeout(rabbitmq: RabbitServer) -> Iterator[None]:
+    """The broker takes back a delivery that is unacknowledged for `delivery_timeout.TIMEOUT`."""
+    with delivery_timeout.short_timeout(rabbitmq):
+        yield

@@ -23,7 +23,7 @@ PARTS = (
     "cli",
     "operate",
 )
-LEFT_OUT = shutil.ignore_patterns(".*", "build", "dist", "__pycache__", "*.so")
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".demo", "build", "dist", "__pycache__", "*.so")
 INSIDE = "/src/tests/container/newest"
 
 

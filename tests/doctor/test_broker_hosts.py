@@ -12,7 +12,7 @@ from aio_pika.abc import AbstractChannel
 from yarl import URL
 
 from relay.config.settings import Settings
-from relay.config.topology import Queue, TopologySettings
+from relay.config.topology import Queue, QueueType, TopologySettings
 from relay.operate.doctor.finding import Verdict
 from tests.doctor.broker_findings import at, changed, findings_of, look, verdict
 from tests.support.eventually import eventually
@@ -184,6 +184,8 @@ async def test_the_version_is_told_and_an_old_one_warned_of(
     assert f"is RabbitMQ {version}" in finding.words
     assert ("20 deliveries" in finding.words) is version.startswith("4")
     assert ("newer than 4.3" in finding.words) is (version == "4.4.0")
+    assert ("transient queues" in finding.words and "global QoS" in finding.words) is (version == "4.4.0")
+    assert ("cluster_partition_handling has no effect" in finding.words) is (version == "4.4.0")
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,35 @@ async def test_a_message_that_rabbitmq_4_would_drop_is_warned_of(
     listed = elsewhere.model_copy(update={"topology": TopologySettings(queues=(queue,))})
 
     assert await verdict(listed, "delivery_limit") is expected
+
+
+OLD = {"x-queue-version": 1, "x-queue-master-locator": "min-masters"}
+
+
+@pytest.mark.parametrize(
+    ("version", "verdicts"),
+    [
+        ("3.10.8", []),
+        ("4.1.0", [Verdict.WARNING, Verdict.WARNING, Verdict.WARNING]),
+        ("4.3.6", [Verdict.WARNING, Verdict.FAILED, Verdict.FAILED]),
+    ],
+)
+async def test_queues_that_a_newer_broker_refuses_are_named(
+    elsewhere: Settings, other: Other, version: str, verdicts: list[Verdict]
+) -> None:
+    other.says(f'{{<<"version">>, longstr, <<"{version}">>}}')
+    queues = (
+        Queue(name="transient", type=QueueType.CLASSIC, durable=False),
+        Queue(name="old", type=QueueType.CLASSIC, arguments=OLD),
+        Queue(name="new", type=QueueType.CLASSIC, arguments={"x-queue-version": 2}),
+    )
+    listed = elsewhere.model_copy(update={"topology": TopologySettings(queues=queues)})
+
+    findings = await findings_of(listed, "deprecated")
+
+    assert [each.verdict for each in findings] == verdicts
+    for finding, named in zip(findings, ("neither durable nor exclusive", *OLD), strict=False):
+        assert named in finding.words
 
 
 async def test_another_product_is_warned_of(elsewhere: Settings, other: Other) -> None:
@@ -282,11 +313,14 @@ async def test_a_message_larger_than_the_broker_takes_is_warned_of(elsewhere: Se
     assert f"larger than configured max size {MAX_MESSAGE_SIZE}" in finding.words
 
 
-async def test_a_very_large_message_is_not_tried(elsewhere: Settings) -> None:
+@pytest.mark.parametrize(("version", "most"), [("3.10.8", "128 MiB"), ("4.3.6", "16 MiB")])
+async def test_a_very_large_message_is_not_tried(elsewhere: Settings, other: Other, version: str, most: str) -> None:
+    other.says(f'{{<<"version">>, longstr, <<"{version}">>}}')
+
     (finding,) = await findings_of(changed(elsewhere, "relay", max_message_bytes=10**9), "message_size")
 
     assert finding.verdict is Verdict.SKIPPED
-    assert "takes 128 MiB by default" in finding.words
+    assert f"takes {most} by default" in finding.words
 
 
 async def test_a_certificate_is_told_with_its_days(elsewhere: Settings, other: Other, certificates: Path) -> None:

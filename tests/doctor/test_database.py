@@ -171,6 +171,8 @@ def test_a_publication_that_keeps_rows_from_being_marked(settings: Settings, wha
 @pytest.mark.parametrize("identity", ["USING INDEX message_pending_lane_id", "FULL"])
 def test_an_identity_with_a_generated_column_that_a_publication_leaves_out(settings: Settings, identity: str) -> None:
     with operator(settings) as connection:
+        if connection.info.server_version < 180000:
+            pytest.skip("no publication of this server publishes a generated column")
         connection.execute(f"ALTER TABLE outbox.message_pending REPLICA IDENTITY {identity}".encode())
         connection.execute("CREATE PUBLICATION with_lane FOR ALL TABLES WITH (publish_generated_columns = stored)")
         connection.execute("INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')")

@@ -7,7 +7,7 @@ from relay.config.settings import RelaySettings, Settings
 from relay.engine.node import Node
 from relay.operate.doctor import run
 from relay.operate.doctor.settings import memory
-from relay.runtime.memory import MIB, Limit, largest_within, window_within
+from relay.runtime.memory import LEAST_WINDOW, MIB, Limit, largest_within, mib, needed, window_within
 from tests.doctor.findings import OK, WARNING
 
 
@@ -26,7 +26,8 @@ def test_a_limit_too_low_for_one_message_names_one_that_is_not() -> None:
     found = memory(RelaySettings(), Limit(100 * MIB, "a group"))
 
     assert found.verdict == WARNING
-    assert found.remedy == "raise the limit to 123 MiB, or lower relay.max_message_bytes to 9275864"
+    enough, fits = mib(needed(LEAST_WINDOW, 16 * MIB)), largest_within(100 * MIB)
+    assert found.remedy == f"raise the limit to {enough}, or lower relay.max_message_bytes to {fits}"
 
 
 def test_a_window_that_was_set_too_large_is_told() -> None:

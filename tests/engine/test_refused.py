@@ -86,8 +86,8 @@ async def assert_parked_at_once(outbox: Outbox, id_: int) -> None:
 
 @pytest.fixture
 def small_frames(rabbitmq: RabbitServer) -> Iterator[None]:
-    """What `frame_max` in rabbitmq.conf does, for the connections made from now on."""
-    rabbitmq.call("application:set_env(rabbit, frame_max, 4096).")
+    """What `frame_max` in rabbitmq.conf does, for the connections made from now on. From 4.1 on 8192 is the least."""
+    rabbitmq.call("application:set_env(rabbit, frame_max, 8192).")
     yield
     rabbitmq.call("application:set_env(rabbit, frame_max, 131072).")
 
@@ -96,8 +96,8 @@ def small_frames(rabbitmq: RabbitServer) -> Iterator[None]:
 async def test_headers_beyond_a_small_frame_are_parked_and_larger_bodies_are_sent(
     outbox: Outbox, run_node: RunNode, queue: Reader
 ) -> None:
-    odd = await outbox.insert("1", headers=json.dumps({"large": "x" * 4096}))
-    fine = await outbox.insert("2", payload=json.dumps("x" * 20_000), headers=json.dumps({"fits": "x" * 3000}))
+    odd = await outbox.insert("1", headers=json.dumps({"large": "x" * 8192}))
+    fine = await outbox.insert("2", payload=json.dumps("x" * 20_000), headers=json.dumps({"fits": "x" * 7000}))
 
     async with run_node() as node:
         await eventually(outbox.is_empty, "nothing pending")

@@ -4,18 +4,25 @@ import threading
 
 import psycopg
 import pytest
+from psycopg.sql import Identifier
 
 from relay.jobs.job import Job
+from relay.operate.failures import list_route_groups
 from relay.operate.routes import work as quarantine_job
-from relay.operate.routes.quarantine import list_routes
+from relay.operate.routes.quarantine import IS_BEHIND, READ_ROUTES, list_routes
 from relay.operate.routes.work import order_discard
 from relay.servers.postgres.tables import Tables
 from tests.operate.rows import Rows
 from tests.support.bulk import run_rows
+from tests.support.plans import explain, scans
 from tests.support.process import wait_for
 
 BY, WHY = "ada", "too late"
 TRY = "UPDATE outbox.message SET state = 'pending' WHERE id = %s"  # as the relay does, which keeps the route's number
+PROBE = """
+    WITH noted AS (UPDATE outbox.quarantine SET probes = probes + 1, probed_at = now())
+    UPDATE outbox.message SET state = 'pending', available_at = now() WHERE id = %s
+"""
 PUT_BACK = "UPDATE outbox.message SET state = 'quarantined' WHERE id = %s"
 
 
@@ -76,3 +83,30 @@ def test_what_comes_after_the_order_stays(rows: Rows, connection: psycopg.Connec
     run_rows(connection, job)
 
     assert rows.states()[later] == ("quarantined", None)
+
+
+def test_a_row_that_is_tried_is_counted_until_it_is_sent(rows: Rows, tables: Tables) -> None:
+    row = rows.quarantined("gone")
+    rows.connection.execute(PROBE, [row])
+    (tried,), (group,) = list_routes(tables), list_route_groups(tables)
+    rows.connection.execute(PUT_BACK, [row])
+    (back,) = list_routes(tables)
+
+    assert (tried.rows, tried.probing, tried.waiting, group.count) == (0, 1, 1, 1)
+    assert (back.rows, back.probing, back.waiting) == (1, 0, 1)
+
+
+def test_a_look_for_the_row_that_is_tried_reads_no_backlog(rows: Rows, tables: Tables) -> None:
+    row = rows.quarantined("gone")
+    rows.connection.execute("ANALYZE outbox.message_pending")
+    rows.connection.execute(
+        "INSERT INTO outbox.message (aggregate_type, event_type, payload, available_at)"
+        " SELECT 'order', 'Placed', '{}', now() + n * interval '1 minute' FROM generate_series(1, 5000) AS n"
+    )
+    rows.connection.execute(PROBE, [row])
+    figures = {"initial": 0.5, "maximum": 5.0, "a_second": 20, "is_behind": IS_BEHIND}
+
+    plan = explain(rows.connection, READ_ROUTES.format(schema=Identifier("outbox"), **figures))
+
+    (pending,) = [scan for scan in scans(plan) if scan["Relation Name"] == "message_pending"]
+    assert (pending["Index Name"], pending["Actual Rows"]) == ("message_pending_available_at", 1)

@@ -30,6 +30,10 @@ AMQP_PORT, DIST_PORT, EPMD_PORT = 5672, 25672, 4369
 BRIDGE = "bridge"
 PROGRAMS = ("ip", "unshare", "nsenter", "iptables")
 STARTED_WITHIN = 90.0  # seconds
+# RabbitMQ 4.3 has Khepri alone, and no partitions: a node that has no majority changes nothing.
+HAS_MNESIA = "erlang:function_exported(rabbit_node_monitor, partitions, 0)"
+RUNNING = f"case {HAS_MNESIA} of true -> rabbit_mnesia:cluster_nodes(running); _ -> rabbit_nodes:list_running() end"
+PARTITIONS = f"case {HAS_MNESIA} of true -> rabbit_node_monitor:partitions(); _ -> [] end"
 BACK_WITHIN = 20.0  # seconds; a healed node that is not back by then is killed and started, as an operator would
 
 
@@ -94,15 +98,20 @@ class Node(RabbitServer):
     def sees(self) -> int:
         """Return how many nodes it sees in the cluster; 0 if it does not answer, or is partitioned from one."""
         try:
-            answer = self.call("{length(rabbit_mnesia:cluster_nodes(running)), rabbit_node_monitor:partitions()}.")
+            answer = self.call(f"{{length({RUNNING}), {PARTITIONS}}}.")
         except ServerError:
             return 0
         seen, _, partitions = answer.strip("{}").partition(", ")
         return int(seen) if partitions == "[]" else 0
 
+    def has_khepri(self) -> bool:
+        """Whether the list of queues is in Khepri: always from RabbitMQ 4.3 on, before that where it is enabled."""
+        enabled = "erlang:function_exported(rabbit_khepri, is_enabled, 0) andalso rabbit_khepri:is_enabled()."
+        return self.call(enabled) == "true"
+
     def is_parted(self) -> bool:
         """Whether it works without the other nodes, with its own list of queues. Only this node knows."""
-        return self.call("{rabbit:is_running(), rabbit_node_monitor:partitions() =/= []}.") == "{true, true}"
+        return self.call(f"{{rabbit:is_running(), ({PARTITIONS}) =/= []}}.") == "{true, true}"
 
     def has_vhost(self, name: str) -> bool:
         """Return whether clients of this node can open a virtual host."""

@@ -32,6 +32,8 @@ class Nginx(Server):
     Args:
         server: its text, in which `{port}` is where it listens and `{folder}` its folder.
         files: put into its folder, by their names.
+    Attributes:
+        text: as it is read at the start.
     """
 
     IN_ORDER = signal.SIGTERM
@@ -39,7 +41,7 @@ class Nginx(Server):
     def __init__(self, server: str, files: dict[str, bytes]) -> None:
         super().__init__(None, durable=False)
         self.port = free_port()
-        self._server = server
+        self.text = server
         self._files = files
 
     def start(self) -> None:
@@ -56,7 +58,7 @@ class Nginx(Server):
         self._folder = folder
         for name, content in self._files.items():
             (folder / name).write_bytes(content)
-        server = self._server.replace("{port}", str(self.port)).replace("{folder}", str(folder))
+        server = self.text.replace("{port}", str(self.port)).replace("{folder}", str(folder))
         (folder / "nginx.conf").write_text(MAIN.format(folder=folder, server=server))
 
 

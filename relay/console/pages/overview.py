@@ -3,30 +3,46 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, StreamingResponse
 
 from relay.console.given import Viewer
+from relay.console.history import EventType, Route
 from relay.console.live import FRAME, PARTS
+from relay.console.sent_curves import sent_curves
 from relay.console.site import Site, site_of
 from relay.console.templates import page
 
 FIRST_LOOK = 3.0  # seconds for the first page; it shows that the console still looks then
 
+Name = Annotated[str | None, Query(max_length=1000)]
+
 router = APIRouter()
 
 
 @router.get("/")
-async def overview(request: Request, _: Viewer) -> HTMLResponse:
-    """Show the state of the outbox in words, then its figures."""
+async def overview(
+    request: Request,
+    _: Viewer,
+    event_type: Name = None,
+    exchange: Name = None,
+    routing_key: Name = None,
+) -> HTMLResponse:
+    """Show the state of the outbox in words, then its figures, and the curve of an event type or a route."""
     site = site_of(request)
     if site.sampler.latest is None:  # the console has just started
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK), aclosing(site.sampler.samples()) as samples:
                 await anext(samples, None)
-    return page(request, "overview.html", parts=site.live.parts())
+    chosen: EventType | Route | None = None
+    if event_type is not None:
+        chosen = EventType(event_type)
+    elif exchange is not None or routing_key is not None:
+        chosen = Route(exchange or "", routing_key or "")
+    return page(request, "overview.html", parts=site.live.parts(), sent=sent_curves(site.history.hour, chosen))
 
 
 @router.get("/live")

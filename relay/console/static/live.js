@@ -26,7 +26,7 @@
   function look() {
     const now = Date.now();
     if (hears && now - heard > SILENT_AFTER) showState("unknown");
-    const last = isAsking() ? asked : heard;
+    const last = isAsking() && !isLive ? asked : heard;
     const isSilent = (isLive || isAsking()) && now - last > SILENT_AFTER;
     if (isSilent && notice.hidden) {
       notice.querySelector("time").textContent = `${new Date(last).toISOString().slice(11, 19)} UTC`;

@@ -66,6 +66,18 @@ class Router:
         exchange = row.exchange if row.exchange is not None else route.exchange.encode()
         return Address(exchange, row.routing_key if row.routing_key is not None else _fill(route.routing_key, row))
 
+    def address_of_kind(
+        self, exchange: str | None, routing_key: str | None, aggregate_type: str, event_type: str
+    ) -> tuple[str, str]:
+        """Return exchange and routing key of the rows of a kind; `{aggregate_id}` stays where rows differ by it."""
+        route = self.route(aggregate_type.encode(), event_type.encode())
+        values = {b"{event_type}": event_type.encode(), b"{aggregate_type}": aggregate_type.encode()}
+        template = PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), route.routing_key.encode())
+        return (
+            route.exchange if exchange is None else exchange,
+            template.decode() if routing_key is None else routing_key,
+        )
+
     def unroutable(self, row: Row) -> Unroutable:
         """Return what becomes of the row when no queue is bound for its address."""
         return self.route(row.aggregate_type, row.event_type).unroutable

@@ -24,6 +24,7 @@ from relay.operate.doctor.consumers import queues_are_consumed
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.doctor.topology import (
     dead_letters,
+    deprecations,
     exchanges_are_open,
     exchanges_are_there,
     growth,
@@ -38,7 +39,7 @@ from relay.servers.postgres.tables import Tables
 # Of the findings about a broker that lets us in, in the order of the checklist; `broker.tls` only where there is some.
 CHECKS = (
     *("version", "cluster", "capabilities", "net_ticktime", "exchange", "queue", "consumers", "alarm", "write"),
-    *("reached", "dead_letter", "delivery_limit", "growth", "message_size"),
+    *("reached", "deprecated", "dead_letter", "delivery_limit", "growth", "message_size"),
 )
 
 
@@ -75,7 +76,7 @@ async def _examine(settings: Settings, hosts: list[OpenHost]) -> AsyncIterator[F
     # On a thread: a database that does not answer must not keep us from the broker's heartbeats.
     for finding in await asyncio.to_thread(list, reached(settings, [name for name in published_to(settings) if name])):
         yield finding
-    for finding in dead_letters(hosts, settings):
+    for finding in [*deprecations(hosts, settings), *dead_letters(hosts, settings)]:
         yield finding
     async for finding in growth(hosts, settings):
         yield finding

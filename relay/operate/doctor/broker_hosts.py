@@ -21,6 +21,7 @@ from relay.servers.rabbitmq.hosts import broker_urls, in_turn, place, vhost
 
 HOST = "broker.host"
 OLDEST_BROKER, NEWEST_BROKER = (3, 10), (4, 3)  # the releases that the tests run on (docs/versions.md)
+DEPRECATES, REFUSES_DEPRECATED = (4, 0), (4, 3)  # transient queues, arguments of old classic queues
 REFUSING_MAJORS = (3, 4)  # of these it is known that what `publish_refused` asks for is never routed
 CAPABILITIES = ("publisher_confirms", "basic.nack", "connection.blocked", "consumer_cancel_notify")
 NOT_ALLOWED = 530  # AMQP's code for a virtual host that is missing or closed to the user
@@ -124,6 +125,10 @@ def versions(hosts: Iterable[OpenHost]) -> Iterator[Finding]:
             if version >= (4,):
                 notes.append("a quorum queue gives a message up after 20 deliveries, unless told otherwise")
                 notes.append("none is over 16 MiB, likewise")
+            if version >= REFUSES_DEPRECATED:
+                notes.append("by default it refuses transient queues that are not exclusive")
+                notes.append("it takes a global QoS as that of each consumer")
+                notes.append("cluster_partition_handling has no effect")
             yield Finding(check, Verdict.OK, f"{words}: {'; '.join(notes)}" if notes else words)
 
 

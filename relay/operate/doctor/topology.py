@@ -10,7 +10,7 @@ from aiormq.abc import AbstractChannel
 
 from relay.config.settings import Settings
 from relay.config.topology import Exchange, ExchangeType, Overflow, Queue, QueueType
-from relay.operate.doctor.broker_hosts import OpenHost, why_not_publish
+from relay.operate.doctor.broker_hosts import DEPRECATES, REFUSES_DEPRECATED, OpenHost, why_not_publish
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.doctor.question import (
     NO_LOCATOR,
@@ -154,6 +154,33 @@ async def _queue_as_it_is(check: str, name: str, listed: Queue | None, hosts: Se
         return Finding(check, Verdict.FAILED, f"{words}, and not as listed: {reply.words}", remedy)
     kind = f"{'durable' if listed.durable else 'not durable'}, of type {listed.type}"
     return Finding(check, Verdict.OK, f"{words}, as listed: {kind}")
+
+
+# Measured on 4.3.6: it takes x-queue-mode without effect, and ends a connection that declares with the second of these.
+ARGUMENTS_REFUSED = {
+    "x-queue-version": "take it out, or list 2",
+    "x-queue-master-locator": "list x-queue-leader-locator in its place",
+}
+PERMIT = "deprecated_features.permit.transient_nonexcl_queues = true"
+
+
+def deprecations(hosts: Sequence[OpenHost], settings: Settings) -> Iterator[Finding]:
+    """See that a newer broker declares what is listed."""
+    check = "broker.deprecated"
+    newest = max((host.version for host in hosts), default=())
+    if newest < DEPRECATES:
+        return
+    verdict = Verdict.FAILED if newest >= REFUSES_DEPRECATED else Verdict.WARNING
+    for queue in settings.topology.queues:
+        words = f"queue {queue.name}: from 4.3 on RabbitMQ refuses to declare"
+        if not queue.durable:
+            words = f"{words} what is neither durable nor exclusive, unless its configuration has {PERMIT}"
+            remedy = "list durable = true, and delete the queue once it is empty"
+            yield Finding(check, Verdict.WARNING, words, remedy)
+        for argument, remedy in ARGUMENTS_REFUSED.items():
+            value = queue.arguments.get(argument)
+            if value is not None and (argument, value) != ("x-queue-version", 2):
+                yield Finding(check, verdict, f"{words} {argument} = {value!r}", remedy)
 
 
 def dead_letters(hosts: Sequence[OpenHost], settings: Settings) -> Iterator[Finding]:

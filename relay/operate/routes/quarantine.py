@@ -41,6 +41,11 @@ READ_ROUTES = SQL("""
            ) END AS next_probe_by,
            route.paused_at, route.paused_by, route.paused_why,
            waiting.rows, waiting.behind, waiting.oldest,
+           -- By the index of `available_at`, and only for a route whose probe has not come back.
+           CASE WHEN probes = 0 OR paused_at IS NOT NULL OR waiting.has_returned THEN 0 ELSE (
+               SELECT count(*) FROM {schema}.message_state AS probe
+               WHERE probe.state = 'pending' AND probe.available_at = route.probed_at AND probe.quarantine = route.id
+           ) END AS probing,
            CASE WHEN paused_at IS NOT NULL THEN NULL WHEN probes = 0 THEN 'awaited'
                WHEN waiting.has_returned THEN 'returned' ELSE 'under way' END AS last_probe
     FROM {schema}.quarantine AS route
@@ -76,11 +81,22 @@ class RouteStatus:
     rows: int
     behind: int  # of these, rows that only wait behind another row of their key
     oldest: datetime | None
+    probing: int  # rows that are on their way as the last probe, and so not among `rows`
     last_probe: ProbeStanding | None  # None while the route is paused
 
     @property
     def address(self) -> str:
         return f"exchange {self.exchange!r}, routing key {self.routing_key!r}"
+
+    @property
+    def waiting(self) -> int:
+        """How many rows wait for the route, the probe on its way included."""
+        return self.rows + self.probing
+
+    @property
+    def failed(self) -> int:
+        """How many rows the route keeps from going out: `waiting` but for those behind another row of their key."""
+        return self.waiting - self.behind
 
     @property
     def probe_words(self) -> str:

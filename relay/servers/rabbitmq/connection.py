@@ -20,6 +20,7 @@ from aiormq.exceptions import (
     AuthenticationError,
     ChannelAccessRefused,
     ChannelInvalidStateError,
+    ChannelPreconditionFailed,
     ConnectionClosed,
     InvalidFrameError,
     ProbableAuthenticationError,
@@ -61,6 +62,8 @@ ENDS = frozenset(
     }
 )
 CHANNEL_LOST = (AMQPError, ChannelInvalidStateError, OSError)  # TimeoutError is an OSError
+# Up to 4.2 the broker closes the channel then, with the code of any failed precondition: only its words tell which.
+DELIVERY_TIMEOUT = "delivery acknowledgement on channel"
 ALARMS = frozenset({"memory", "disk", "memory & disk"})  # RabbitMQ's words for what it is low on
 
 # What a stranger may know of an error that ends a connection, or keeps one from being made.
@@ -398,6 +401,14 @@ def words(error: BaseException) -> str:
         offered = " ".join(sorted(str(error.args[0]).split()))
         return f"the broker offers the mechanisms {offered}, and not the one of the parameter auth"
     return " ".join(_text(error.args).split()) or type(error).__name__
+
+
+def is_delivery_timeout(channel: AbstractChannel) -> bool:
+    """Whether the broker has closed this channel because a delivery was unacknowledged for too long."""
+    if not channel.closing.done() or channel.closing.cancelled():
+        return False
+    end = channel.closing.exception()
+    return isinstance(end, ChannelPreconditionFailed) and DELIVERY_TIMEOUT in words(end)
 
 
 def hindrance_of(error: BaseException) -> Hindrance:
