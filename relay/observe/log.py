@@ -25,7 +25,7 @@ AMQP_LIBRARIES = {"aio_pika", "aiormq"}
 FAILED_TRY = "error when creating transport: %r"
 
 
-# The event of a library's line, by the first part of its logger's name: the words of a library change with its releases.
+# The event of a library's line, by the first part of its logger's name. Its words change with its releases.
 LIBRARIES = {
     "aio_pika": "broker.library_warned",
     "aiormq": "broker.library_warned",

@@ -8,7 +8,7 @@ server.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -19,17 +19,18 @@ from sqlalchemy.orm import sessionmaker
 
 from relay.consume.apply.handlers import Handlers, call, call_async
 from relay.consume.apply.inbox import Admission, Inbox
-from relay.consume.apply.sqlalchemy_engine import engine_of, refuse_inherited
+from relay.consume.apply.sqlalchemy_engine import engine_of, may_lose_statements, note_lending, refuse_inherited
 from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.servers.postgres.database import is_refusal, one_line, public_reason
+from relay.servers.postgres.pooler import BACKEND, lends, lends_async
 
 # A session's commit() releases a savepoint. Its rollback(), also the one after a failed flush, rolls back to it.
 IN_SAVEPOINT = "create_savepoint"
 
 # A pool may return a connection that was lost long ago. After its error, SQLAlchemy drops all connections that are as
 # old.
-LOOK = "SELECT 1"
+LOOK = BACKEND
 
 
 def open_alchemy(
@@ -68,10 +69,14 @@ class AlchemyAsync(AsyncTransactions):
         try:
             async with asyncio.timeout(self._inbox.statement_timeout):
                 self._outer = await self._engine.connect()
-                await self._outer.exec_driver_sql(LOOK)
+                process = (await self._outer.exec_driver_sql(LOOK)).scalar_one()
                 await self._outer.rollback()
-                self._connection = (await self._outer.get_raw_connection()).driver_connection
-        except (SQLAlchemyError, TimeoutError) as error:
+                self._connection = await _driver_connection(self._outer)
+                if may_lose_statements(self._engine.sync_engine, self._connection, process):
+                    async with self._engine.connect() as other:
+                        when = await lends_async(self._connection, await _driver_connection(other))
+                    note_lending(self._engine.sync_engine, when)
+        except (SQLAlchemyError, psycopg.Error, TimeoutError) as error:
             raise _unavailable(error) from error
 
     async def close(self) -> None:
@@ -122,10 +127,14 @@ class AlchemyThread(ThreadTransactions):
     def _open(self) -> None:
         try:
             self._outer = self._engine.connect()
-            self._outer.exec_driver_sql(LOOK)
+            process = self._outer.exec_driver_sql(LOOK).scalar_one()
             self._outer.rollback()
-            self._connection = self._outer.connection.driver_connection
-        except SQLAlchemyError as error:
+            self._connection = connection = cast("psycopg.Connection", self._outer.connection.driver_connection)
+            if may_lose_statements(self._engine, connection, process):
+                with self._engine.connect() as other:
+                    when = lends(connection, cast("psycopg.Connection", other.connection.driver_connection))
+                note_lending(self._engine, when)
+        except (SQLAlchemyError, psycopg.Error) as error:
             raise _unavailable(error) from error
 
     async def close(self) -> None:
@@ -157,6 +166,10 @@ class AlchemyThread(ThreadTransactions):
         with self._sessions(bind=given, join_transaction_mode=IN_SAVEPOINT) as session:
             call(handler, argument, session)
             session.commit()
+
+
+async def _driver_connection(connection: AsyncConnection) -> psycopg.AsyncConnection:
+    return cast("psycopg.AsyncConnection", (await connection.get_raw_connection()).driver_connection)
 
 
 def _unavailable(error: Exception) -> DatabaseUnavailableError:
