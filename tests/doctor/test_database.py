@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import HttpSettings, Settings
+from relay.engine.read.floors import IDENTIFY
 from relay.operate import holders
 from relay.operate.doctor import database as part
 from relay.operate.doctor import server
@@ -32,6 +33,11 @@ BATCHES = """
         ('done', 9, 0, 9), ('done', 9, -1, 8), ('given', 3, -2, 9)) AS made (name, version, piece, age);
     UPDATE outbox.batch SET given_up_at = now() WHERE app_id = 'given'
 """
+ROW_OF_7 = """
+    INSERT INTO outbox.message (id, aggregate_type, event_type, payload, state, sent_at)
+    VALUES (7, 'a', 'e', '1', '{state}', now())
+"""
+HERE = IDENTIFY.as_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +86,42 @@ def test_floors_that_were_saved_above_all_messages(settings: Settings) -> None:
     assert verdicts(settings, "database.history") == [OK]
 
     with operator(settings) as connection:
-        connection.execute("INSERT INTO outbox.lane_floor VALUES (3, 90, 100, '{}', '{}')")
+        connection.execute(b"INSERT INTO outbox.lane_floor VALUES (3, 90, 100, '{}', '{}', now(), (%s))" % HERE)
     (finding,) = look(settings, "database.history")
 
     assert (finding.verdict, finding.words) == (FAILED, "the database went back from message 100 to 0")
+
+
+@pytest.mark.parametrize("state", ["pending", "parked", "quarantined", "discarded", "archived", "sent"])
+def test_a_sequence_below_the_highest_id(settings: Settings, state: str) -> None:
+    """Logical replication has copied a row, and sets no sequence."""
+    assert verdicts(settings, "database.sequences") == [OK]
+
+    with operator(settings) as connection:
+        connection.execute(ROW_OF_7.format(state=state).encode())
+        (finding,) = look(settings, "database.sequences")
+        connection.execute(finding.remedy.partition("then: ")[2].encode())
+
+    words = "the sequence is below the highest id: outbox.message_id_seq has given 0, message has 7"
+    assert (finding.verdict, finding.words) == (FAILED, words)
+    assert verdicts(settings, "database.sequences") == [OK]
+
+
+@pytest.mark.every_postgres
+def test_other_sequences_that_are_behind(settings: Settings) -> None:
+    """Ids that were given on the former server, and rolled back there, count as well."""
+    with operator(settings) as connection:
+        connection.execute("INSERT INTO outbox.lane_floor VALUES (3, 90, 100, '{}', '{}', now(), '7/5')")
+        connection.execute("""
+            INSERT INTO outbox.replay (id, made_by, filter) OVERRIDING SYSTEM VALUE VALUES (2, 'ada', '{}')
+        """)
+        found = look(settings, "database.sequences")
+
+    assert [(each.verdict, each.words.partition(": ")[2]) for each in found] == [
+        (FAILED, "outbox.message_id_seq has given 0, message has 100"),
+        (FAILED, "outbox.replay_id_seq has given 0, job has 2"),
+    ]
+    assert verdicts(settings, "database.history") == [OK]
 
 
 @pytest.mark.every_postgres

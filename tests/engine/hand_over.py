@@ -47,6 +47,7 @@ class Limits(NamedTuple):
         put_back: refused rows that a lock keeps from being put away.
         left: reads of rows whose key an operator has just released: they are left to the table.
         kills: of relays.
+        copies: of rows and floors to another database, where new relays go on. The late transaction may roll back.
         ahead: reads ahead of a backlog that bring rows.
         keys: by default each in a separate lane.
         settings: of both relays.
@@ -60,6 +61,7 @@ class Limits(NamedTuple):
     put_back: int = 0
     left: int = 0
     kills: int = 0
+    copies: int = 0
     ahead: int = 0
     keys: tuple[int, ...] = (0, 1)
     settings: RelaySettings = SETTINGS
@@ -177,7 +179,7 @@ class Course:
         self.relays = [Relay(self) for _ in range(2)]
         self.late: OpenTransaction | None = None
         self.written = self.refusals = self.put_back = self.left = self.kills = self.moves = self.saves = 0
-        self.ahead = 0
+        self.ahead = self.copies = 0
         self.sent: set[int] = set()
         self.confirmed: set[int] = set()
 
@@ -187,6 +189,10 @@ class Course:
             yield Step("write", self.write)
         if self.late is not None:
             yield Step("commit the late one", self.commit)
+            if self.limits.copies:
+                yield Step("roll the late one back", self.roll_back)
+        if self.copies < self.limits.copies:
+            yield Step("copy to another database", self.copy)
         for number, relay in enumerate(self.relays, start=1):
             for step in self._steps_of(relay):
                 yield step._replace(name=f"{number}: {step.name}")
@@ -251,6 +257,18 @@ class Course:
         self.world.commit(self.late)
         self.late = None
 
+    async def roll_back(self) -> None:
+        assert self.late is not None
+        self.world.roll_back(self.late)
+        self.late = None
+
+    async def copy(self) -> None:
+        self.copies += 1
+        self.late = None
+        self.world.owners.clear()
+        self.world.copy()
+        self.relays = [Relay(self) for _ in range(2)]
+
     async def refuse(self, relay: Relay, row: Row) -> None:
         self.refusals += 1
         await relay.settle(row, Outcome.REFUSED)
@@ -273,6 +291,8 @@ class Course:
         """Check what holds at any time."""
         rows = {**self.world.table, **{each.row.id: each for each in self.late.rows}} if self.late else self.world.table
         for lane, saved in self.world.saved.items():
+            if self.world.saved_in[lane] != self.world.database:
+                continue
             for id_, written in rows.items():
                 if id_ <= saved.floor and written.row.lane == lane and is_untouched(written):
                     assert written.xid in saved.running, f"the saved floor {saved.floor} is not below {id_}"
@@ -293,7 +313,12 @@ class Course:
         """Return what tells this state from others; the two relays are alike."""
         return (
             tuple((id_, each.state, each.attempts) for id_, each in sorted(self.world.table.items())),
-            tuple(sorted((lane, read.floor, tuple(read.running.values())) for lane, read in self.world.saved.items())),
+            tuple(
+                sorted(
+                    (lane, read.floor, tuple(read.running.values()), self.world.saved_in[lane])
+                    for lane, read in self.world.saved.items()
+                )
+            ),
             (
                 self.written,
                 self.late is None,
@@ -302,6 +327,7 @@ class Course:
                 self.left,
                 self.kills,
                 self.ahead,
+                self.copies,
                 self.moves,
                 self.saves,
             ),

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
+from psycopg.sql import SQL
 
 from relay.config.settings import DatabaseSettings, RelaySettings
 from relay.engine.nodes.lanes import lock_lanes
@@ -20,10 +21,10 @@ from tests.engine.follower import IN_ORDER, Follower, insert, unhurried
 from tests.support.eventually import eventually
 
 SAVED = LaneFloor(100, 100, {7: 40})
-PUT_SAVED = """
-    INSERT INTO outbox.lane_floor (lane, floor, watermark, running, since)
-    SELECT lane, 100, 100, '{7}', '{40}' FROM generate_series(0, 15) AS lane
-"""
+PUT_SAVED = f"""
+    INSERT INTO outbox.lane_floor (lane, floor, watermark, running, since, saved_in)
+    SELECT lane, 100, 100, '{{7}}', '{{40}}', ({floors.IDENTIFY.as_string()}) FROM generate_series(0, 15) AS lane
+""".encode()
 
 
 class Taker:
@@ -170,6 +171,32 @@ async def test_floors_above_the_sequence_are_not_taken(outbox: Outbox, database:
         assert await session.take() == {}
         async with reading(session) as follower:
             await follower.has(again)
+
+
+@pytest.mark.every_postgres
+async def test_floors_of_another_database_are_not_taken(outbox: Outbox, database: DatabaseSettings) -> None:
+    """They came with a dump, or by logical replication: other transactions have the ids that are noted there."""
+    await outbox.insert_many(100)
+    await outbox.connection.execute(PUT_SAVED)
+    await outbox.connection.execute("UPDATE outbox.lane_floor SET saved_in = '7/5' WHERE lane % 2 = 0")
+    await outbox.connection.execute("UPDATE outbox.lane_floor SET saved_in = NULL WHERE lane % 4 = 0")
+
+    async with taker(database) as session:
+        assert (await session.take()).keys() == {1, 3, 5, 7, 9, 11, 13, 15}
+
+
+async def test_a_server_that_hides_its_number_is_read_from_the_start(
+    outbox: Outbox, database: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floors, "IDENTIFY", SQL("SELECT no_such_function()"))
+    await outbox.insert_many(100)
+    async with taker(database) as session:
+        assert await session.take() == {}
+        async with reading(session) as follower:
+            await follower.counts(100)
+            await session.floors.save()
+
+    assert await saved(outbox) == []
 
 
 async def test_a_node_saves_its_floors_and_the_next_one_takes_them(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from relay.engine.read import floors
 from relay.engine.read.positions import LaneFloor, Positions
 from relay.engine.read.tail import BackingOff, Tail
 from relay.engine.row import Row
@@ -25,6 +26,7 @@ LARGER = {
     "row put back": Limits(rows=4, moves=2, saves=1, refusals=1, put_back=1),
     "released key": Limits(rows=4, moves=2, saves=1, left=1),
     "killed": Limits(rows=4, moves=2, saves=1, kills=1),
+    "copied": Limits(rows=2, moves=2, saves=1, late=1, copies=1),
     "read ahead": one_lane(rows=6, moves=1, saves=1, late=2, ahead=1),
 }
 
@@ -69,12 +71,16 @@ def forget_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_what_runs(patch: pytest.MonkeyPatch) -> None:
-    floors = Positions.floors
+    of_lanes = Positions.floors
 
     def without_running(self: Positions, known_until: float) -> dict[int, LaneFloor]:
-        return {lane: read._replace(running={}) for lane, read in floors(self, known_until).items()}
+        return {lane: read._replace(running={}) for lane, read in of_lanes(self, known_until).items()}
 
     patch.setattr(Positions, "floors", without_running)
+
+
+def believe_another_database(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(floors, "is_of", lambda *_: True)
 
 
 def give_up_amid_a_read(patch: pytest.MonkeyPatch) -> None:
@@ -100,6 +106,7 @@ BUGS = [
     PlantedBug(give_up_amid_a_read, one_lane(rows=4, moves=2, ahead=1), "does not hold its lane"),
     PlantedBug(forget_what_backs_off, Limits(rows=6, moves=1, saves=1, refusals=1), "only a sweep finds"),
     PlantedBug(forget_what_is_put_back, Limits(rows=2, moves=1, saves=0, refusals=1, put_back=1), "only a sweep finds"),
+    PlantedBug(believe_another_database, Limits(rows=2, moves=2, saves=1, late=1, copies=1), "only a sweep finds"),
     PlantedBug(
         save_above_what_is_put_back, Limits(rows=2, moves=2, saves=1, refusals=1, put_back=1), "the saved floor"
     ),

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import ceil, inf
 from operator import attrgetter
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from psycopg import Error
 from psycopg.errors import LockNotAvailable
 from psycopg.sql import SQL, Composed
 
-from relay.engine.read.floors import LOAD, SAVE
+from relay.engine.read.floors import IDENTIFY, LOAD, SAVE
 from relay.engine.read.pending import CROWDED, DUE, DUE_FAR, READ, ROWS_OF_KEY
 from relay.engine.read.positions import LaneFloor
 from relay.engine.row import Row
@@ -22,7 +22,7 @@ from relay.engine.session.session import HeldLanes
 from tests.engine.rows import ROW
 
 LANES = 3
-STATEMENTS = {"read": READ, "crowded": CROWDED, "due": DUE, "save": SAVE, "load": LOAD}
+STATEMENTS = {"read": READ, "crowded": CROWDED, "due": DUE, "save": SAVE, "load": LOAD, "identify": IDENTIFY}
 
 
 class GivesUp:
@@ -76,13 +76,20 @@ class OpenTransaction:
 
 
 class World:
-    """The table, the locks of its lanes and their saved floors, and the clock that all go by."""
+    """The table, the locks of its lanes and their saved floors, and the clock that all go by.
+
+    Attributes:
+        saved: the floors by lane; `saved_in` has the database in which each was saved.
+        database: the one in which the table is now.
+    """
 
     def __init__(self) -> None:
         self.clock = 100.0
         self.table: dict[int, WrittenRow] = {}  # committed rows by id
         self.running: dict[int, OpenTransaction] = {}
         self.saved: dict[int, LaneFloor] = {}
+        self.saved_in: dict[int, str] = {}
+        self.database = "first"
         self.owners: dict[int, WorldSession] = {}  # of the lanes' locks
         self._moments = self._ids = self._xids = 0
         self._ended = 0  # the highest transaction that has ended
@@ -114,6 +121,19 @@ class World:
         self._end(self.begin())
         for id_ in ids:
             self.table[id_].state = state
+
+    def copy(self) -> None:
+        """Go on in another database, with the committed rows and what is saved. Ids of transactions begin again.
+
+        The sequence is set to the highest id of the rows. A transaction of another application runs, without an end.
+        """
+        self.database = "second"
+        self.running.clear()
+        self._xids = self._ended = 0
+        self._ids = max(self.table, default=0)
+        for written in self.table.values():
+            written.xid = 0
+        self.begin()
 
     def snapshot(self) -> bytes:
         """Write it as PostgreSQL does: it names no running transaction above the last one that has ended."""
@@ -184,12 +204,21 @@ class World:
         running = dict(zip(numbers(parameters["running"]), numbers(parameters["since"]), strict=True))
         for lane, floor in zip(numbers(parameters["lanes"]), numbers(parameters["floors"]), strict=True):
             self.saved[lane] = LaneFloor(floor, parameters["watermark"], running)
+            self.saved_in[lane] = parameters["database"]
 
     def load(self, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Answer LOAD."""
         lanes = numbers(parameters["lanes"])
         return [
-            (lane, read.floor, read.watermark, list(read.running), list(read.running.values()), True)
+            (
+                lane,
+                read.floor,
+                read.watermark,
+                list(read.running),
+                list(read.running.values()),
+                read.watermark <= self._ids,
+                self.saved_in[lane],
+            )
             for lane, read in self.floors().items()
             if lane in lanes
         ]
@@ -255,7 +284,7 @@ class WorldSession:
         yield self
 
     async def execute(
-        self, statement: str | Composed, parameters: Mapping[str, Any], *, prepare: bool = False
+        self, statement: str | Composed, parameters: Mapping[str, Any] = MappingProxyType({}), *, prepare: bool = False
     ) -> "WorldSession":
         if self.answers == 0:
             raise LockNotAvailable
@@ -281,6 +310,8 @@ class WorldSession:
                 self._world.save(parameters)
             case "load":
                 self._rows = self._world.load(parameters)
+            case "identify":
+                self._rows = [(self._world.database,)]
             case Composed() if "pg_try_advisory_lock" in statement.as_string():
                 self._rows = self._world.lock(self, parameters)
             case _:

@@ -22,7 +22,15 @@ from relay.operate.doctor.server import (
     standby,
     transaction_ids,
 )
-from relay.operate.doctor.tables import days_ahead, history, publications, tables_at_head, unfinished_batches
+from relay.operate.doctor.tables import (
+    days_ahead,
+    history,
+    publications,
+    sequences,
+    subscriptions,
+    tables_at_head,
+    unfinished_batches,
+)
 from relay.servers.postgres.database import (
     OWN_SETTINGS,
     SET_EACH,
@@ -53,8 +61,10 @@ CHECKS: dict[str, Check] = {
     "database.writers": writers,
     "database.days": days_ahead,
     "database.history": history,
+    "database.sequences": sequences,
     "database.batches": unfinished_batches,
     "database.publications": publications,
+    "database.subscriptions": subscriptions,
     "database.connections": free_connections,
     "database.snapshots": old_snapshots,
     "database.slots": replication_slots,

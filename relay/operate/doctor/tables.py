@@ -6,6 +6,8 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from relay.config.settings import Settings
+from relay.engine.read.floors import IDENTIFY
+from relay.engine.session.session import LANES
 from relay.operate.batches import IS_UNFINISHED
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.revision import head_revision
@@ -17,8 +19,52 @@ DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (`databa
 # Floors are saved at a position that was given: a sequence below it was set back. A relay that lives says so itself.
 READ_HISTORY = SQL("""
     SELECT (SELECT last_value - (NOT is_called)::integer FROM {schema}.message_id_seq),
-        (SELECT max(watermark) FROM {schema}.lane_floor),
+        (SELECT max(watermark) FROM {schema}.lane_floor WHERE saved_in = ({identify})),
         (SELECT min(reason) FROM {schema}.node, unnest(reasons) AS reason WHERE starts_with(reason, 'history: '))
+""")
+
+# The sequences that give a column of ours its values. What this login may not read is left out.
+READ_SEQUENCES = """
+    SELECT sequence.relname, part.relname, attname
+    FROM pg_class AS sequence
+    JOIN pg_namespace ON pg_namespace.oid = sequence.relnamespace
+    JOIN pg_depend ON pg_depend.objid = sequence.oid AND classid = 'pg_class'::regclass AND deptype IN ('a', 'i')
+    JOIN pg_class AS part ON part.oid = refobjid
+    JOIN pg_attribute ON attrelid = refobjid AND attnum = refobjsubid
+    WHERE nspname = %(schema)s
+        AND CASE sequence.relkind WHEN 'S' THEN has_sequence_privilege(sequence.oid, 'SELECT') ELSE false END
+        AND has_column_privilege(refobjid, attnum, 'SELECT')
+    ORDER BY sequence.relname
+"""
+
+# Ids of sent rows have no index: of each of the last days, any rows show that ids were given. What is saved in another
+# database shows it exactly, with the ids whose transaction was rolled back. The snapshot is older than the look at the
+# sequence: no id that is given meanwhile is above.
+READ_HIGHEST_MESSAGE = SQL("""
+    SELECT highest, (SELECT last_value - (NOT is_called)::integer FROM {sequence})
+    FROM (
+        SELECT max(id) FROM (
+            SELECT last.id FROM generate_series(0, {lanes} - 1) AS each, LATERAL (
+                SELECT id FROM {schema}.message WHERE state = 'pending' AND lane = each ORDER BY id DESC LIMIT 1
+            ) AS last
+            UNION ALL SELECT max(id) FROM {schema}.message WHERE state = 'parked'
+            UNION ALL SELECT max(id) FROM {schema}.message WHERE state = 'quarantined'
+            UNION ALL SELECT max(id) FROM {schema}.message WHERE state = 'discarded'
+            UNION ALL SELECT max(id) FROM {schema}.message WHERE state = 'archived'
+            UNION ALL SELECT sample.id FROM generate_series(0, {days} - 1) AS each, LATERAL (
+                SELECT id FROM {schema}.message
+                WHERE state = 'sent' AND sent_at >= date_trunc('day', now(), 'UTC') - each * interval '1 day'
+                    AND sent_at < date_trunc('day', now(), 'UTC') - (each - 1) * interval '1 day'
+                LIMIT 1000
+            ) AS sample
+            UNION ALL SELECT max(watermark) FROM {schema}.lane_floor WHERE saved_in <> ({identify})
+        ) AS found
+    ) AS rows (highest)
+""")
+SENT_DAYS = 7
+READ_HIGHEST = SQL("""
+    SELECT highest, (SELECT last_value - (NOT is_called)::integer FROM {sequence})
+    FROM (SELECT max({column}) FROM {schema}.{table}) AS rows (highest)
 """)
 
 # A day is there when its partition is attached; a table that only has the name keeps it from being made.
@@ -109,6 +155,17 @@ READ_PUBLICATIONS = """
     ORDER BY pubname
 """
 
+READ_SUBSCRIPTIONS = """
+    SELECT quote_ident(subname), count(*)
+    FROM pg_subscription
+    JOIN pg_subscription_rel ON srsubid = pg_subscription.oid
+    JOIN pg_class ON pg_class.oid = srrelid
+    JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE nspname = %(schema)s AND starts_with(relname, 'message')
+    GROUP BY subname
+    ORDER BY subname
+"""
+
 
 def tables_at_head(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     check, schema, wanted = "database.tables", settings.database.schema_name, head_revision()
@@ -145,7 +202,7 @@ def days_ahead(connection: psycopg.Connection, settings: Settings) -> Iterator[F
 
 def history(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
     check = "database.history"
-    statement = READ_HISTORY.format(schema=Identifier(settings.database.schema_name))
+    statement = READ_HISTORY.format(schema=Identifier(settings.database.schema_name), identify=IDENTIFY)
     given, saved, noted = one(connection.execute(statement).fetchone())
     remedy = "compare with `relay reconcile` what consumers have applied (docs/backup.md)"
     if noted:
@@ -154,6 +211,43 @@ def history(connection: psycopg.Connection, settings: Settings) -> Iterator[Find
         yield Finding(check, Verdict.FAILED, f"the database went back from message {saved} to {given}", remedy)
     else:
         yield Finding(check, Verdict.OK, "no fewer messages were written than relays have seen")
+
+
+def sequences(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name each sequence that would give an id again: logical replication copies rows, and sets no sequence."""
+    check, schema = "database.sequences", settings.database.schema_name
+    behind = False
+    for name, table, column in connection.execute(READ_SEQUENCES, {"schema": schema}).fetchall():
+        read = READ_HIGHEST_MESSAGE if table == "message" else READ_HIGHEST
+        statement = read.format(
+            schema=Identifier(schema),
+            sequence=Identifier(schema, name),
+            table=Identifier(table),
+            column=Identifier(column),
+            identify=IDENTIFY,
+            lanes=LANES,
+            days=SENT_DAYS,
+        )
+        highest, given = one(connection.execute(statement).fetchone())
+        if highest is not None and highest > given:
+            behind = True
+            words = f"the sequence is below the highest id: {schema}.{name} has given {given}, {table} has {highest}"
+            setval = SQL("SELECT setval({}, {})").format(Identifier(schema, name).as_string(), highest).as_string()
+            yield Finding(check, Verdict.FAILED, words, f"end applications and relays, then: {setval}")
+    if not behind:
+        yield Finding(check, Verdict.OK, "no sequence is below the highest id")
+
+
+def subscriptions(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
+    """Name each subscription that writes rows here which another server's relay sends, too."""
+    check, schema = "database.subscriptions", settings.database.schema_name
+    found = connection.execute(READ_SUBSCRIPTIONS, {"schema": schema}).fetchall()
+    for name, number in found:
+        words = f"subscription {name} writes into {number} tables of messages, which another server's relay sends"
+        remedy = f"run no relay here before the cut-over (docs/blue-green.md); after it: DROP SUBSCRIPTION {name}"
+        yield Finding(check, Verdict.FAILED, words, remedy)
+    if not found:
+        yield Finding(check, Verdict.OK, "no subscription writes messages")
 
 
 def unfinished_batches(connection: psycopg.Connection, settings: Settings) -> Iterator[Finding]:
