@@ -14,7 +14,7 @@ Lock: ACCESS EXCLUSIVE on lane_floor for an instant.
 from alembic import op
 
 revision = "0035"
-down_revision = "0033"
+down_revision = "0034"
 branch_labels = None
 depends_on = None
 oldest_release = "0.1.0"

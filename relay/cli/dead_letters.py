@@ -15,7 +15,6 @@ from relay.cli.consent import EXCERPT, Audit, Consent, Loss
 from relay.cli.exit_code import ExitCode
 from relay.cli.job_runs import (
     Careful,
-    refuse_pooler_of,
     report_letters,
     run_letters_job,
     shown_letters,
@@ -242,7 +241,6 @@ def _change(options: RemoteOptions, entry: AuditEntry, asked: RetryLetters, *, o
             done = done_by_console(job)
         return report_letters(done, entry, output)
     settings = options.load().settings
-    refuse_pooler_of(settings)
     job = options.operations().do(operation, asked, by=entry.done_by)
     return run_letters_job(settings, job, output)
 

@@ -1,6 +1,5 @@
 """Run a job as a command does: with its progress, and with words for how it ended."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,6 @@ from relay.operate.letters.audit import AuditEntry
 from relay.operate.letters.read import list_command
 from relay.operate.letters.work import LettersDone, done_by_console, entry_of
 from relay.operate.letters.work import Show as ShowLetters
-from relay.servers.postgres.database import refuse_pooler
 
 log = get_logger(__name__)
 
@@ -79,15 +77,6 @@ def _share(text: str) -> float:
     if not text.endswith("%") or not 0 <= share <= 1:
         raise UsageError(f"--stop-when-failing takes a share such as 5%, from 0% to 100%; not {text!r}")
     return share
-
-
-def refuse_pooler_of(settings: Settings) -> None:
-    """Refuse a pooler that keeps no session: the lock that tells who runs a job would be another session's.
-
-    Raises:
-        ConfigurationError: database.url leads to one.
-    """
-    asyncio.run(refuse_pooler(settings.database))
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from relay.cli.consent import Audit, Consent, Loss, show_loss
 from relay.cli.exit_code import ExitCode
 from relay.cli.job_runs import (
     Rate,
-    refuse_pooler_of,
     report_job,
     report_rows,
     run_letters_job,
@@ -94,7 +93,6 @@ def resume(
         return _have_resumed(options, job, audit, output)
     keep_libraries_quiet()
     settings = options.load().settings
-    refuse_pooler_of(settings)
     with session(settings.database) as tables:
         found = resume_job(tables, job, by=audit.operator, why=audit.reason or None)
     match found.source:

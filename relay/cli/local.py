@@ -1,6 +1,5 @@
 """Operations, done on the servers of the settings; the jobs that they order run in this process."""
 
-import asyncio
 from dataclasses import replace
 
 from relay.config.loading import Loaded
@@ -10,7 +9,6 @@ from relay.operate.bulk import run
 from relay.operate.jobs import job_of
 from relay.operate.operation import Asked, Given, Operation, Servers
 from relay.operate.session import session
-from relay.servers.postgres.database import refuse_pooler
 
 
 class LocalOperations:
@@ -24,7 +22,6 @@ class LocalOperations:
         return operation.does(replace(self._servers, by=by), asked)
 
     def finish(self, operation: Operation[Asked, Given], asked: Asked, *, by: str, show: Show) -> tuple[Given, Job]:
-        asyncio.run(refuse_pooler(self._servers.settings.database))  # its lock tells who runs the job
         given = self.do(operation, asked, by=by)
         job = job_of(given)
         show(job)

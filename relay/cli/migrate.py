@@ -1,6 +1,5 @@
 """`relay migrate`."""
 
-import asyncio
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -19,7 +18,7 @@ from relay.operate.schema import migrate as operate
 from relay.operate.schema.downgrade import preview
 from relay.operate.schema.lock_wait import LOCK_TIMEOUT, WAIT, LockLimits
 from relay.operate.session import session
-from relay.servers.postgres.database import login_of, refuse_pooler
+from relay.servers.postgres.database import login_of
 
 log = get_logger(__name__)
 POSITIVE = validators.Number(gt=0, lte=86_400)
@@ -64,7 +63,6 @@ def migrate(
     if sql:
         operate.write_sql(database, sys.stdout)
         return ExitCode.DONE
-    asyncio.run(refuse_pooler(database))  # it holds a lock from one migration to the next
     limits = LockLimits(locks.lock_timeout, locks.wait)
     if downgrade is not None:
         return _downgrade(settings, downgrade, limits, consent, force=force)

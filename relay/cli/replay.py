@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from relay.cli.consent import Audit
 from relay.cli.exit_code import ExitCode
-from relay.cli.job_runs import Careful, refuse_pooler_of, report_job, run_replay, shown_rows
+from relay.cli.job_runs import Careful, report_job, run_replay, shown_rows
 from relay.cli.operations import RemoteOptions
 from relay.cli.options import (
     Flags,
@@ -83,7 +83,6 @@ def replay(
     if options.server:
         return _ask(options, asked, target, caution=caution, audit=audit, output=output)
     settings = options.load().settings
-    refuse_pooler_of(settings)  # before there is a job that would keep days from retention
     with session(settings.database, timeout=SCAN_TIMEOUT) as tables:
         selection = asked.selection(now(tables.connection))
         asyncio.run(check_target(settings.broker, target.to_exchange, target.routing_key))

@@ -16,7 +16,6 @@ from relay.operate.doctor.run import warning
 from relay.operate.session import session
 from relay.probes.node import answering_for
 from relay.runtime.stopping import ending_in_time
-from relay.servers.postgres.database import refuse_pooler
 
 
 def run(*, options: Options = Options()) -> int:
@@ -43,7 +42,7 @@ def run(*, options: Options = Options()) -> int:
     end_tracing = tracing.set_up(os.environ)
     # What is not reachable yet is waited for by `serve`, within the time-out for the start.
     with suppress(DatabaseUnavailableError), session(settings.database):
-        uvloop.run(refuse_pooler(settings.database))
+        pass
     try:
         return uvloop.run(serve(settings, beside, load))
     finally:

@@ -11,7 +11,7 @@ from relay.errors import DatabaseUnavailableError
 from relay.operate.reconcile.inbox import OWN, of_inbox
 from relay.operate.session import in_words, limit_statements
 from relay.servers.postgres.bounded_values import bound_values
-from relay.servers.postgres.database import OWN_SETTINGS, SET_EACH, conninfo, set_own
+from relay.servers.postgres.database import conninfo, make_ours
 from relay.servers.postgres.tables import Tables
 
 MOST_CONNECTIONS = 8
@@ -44,6 +44,7 @@ class Database:
         most: int = MOST_CONNECTIONS,
         patience: float | None = None,
     ) -> None:
+        self._database = database
         self._schema = database.schema_name
         self._url = url
         self._timeout = console.statement_timeout
@@ -59,7 +60,7 @@ class Database:
         )
 
     def _configure(self, connection: psycopg.Connection) -> None:
-        connection.execute(SET_EACH, set_own(OWN_SETTINGS))
+        make_ours(connection, self._database)
         limit_statements(connection, self._timeout)
         bound_values(connection)
 

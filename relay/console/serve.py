@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
@@ -13,13 +13,15 @@ from relay.config.settings import Settings
 from relay.console.access.requirements import check_access
 from relay.console.app import make_app
 from relay.console.connections import LimitedProtocol
+from relay.console.database import INBOX_URL, inbox_of
 from relay.console.sampler import Sampler
 from relay.console.site import Site
-from relay.errors import ConfigurationError
+from relay.errors import ConfigurationError, UnavailableError
 from relay.logger import get_logger
+from relay.operate.reconcile.inbox import OWN, of_inbox
 from relay.runtime.listen import listen
 from relay.runtime.stopping import stopped_by_signals
-from relay.servers.postgres.database import conninfo
+from relay.servers.postgres.database import refuse_pooler
 from relay.servers.rabbitmq.hosts import broker_urls
 
 WAITING = 128  # clients that the kernel keeps until they are accepted
@@ -35,11 +37,11 @@ async def serve(settings: Settings, file: Path | None, show: Callable[[str], Non
         show: gets the address to open, if it has a token. A log does not have it, as others may read that.
 
     Raises:
-        ConfigurationError: a server has no URL, or the address cannot be had, or would let in users whom nobody has
-            authenticated.
+        ConfigurationError: a server has no URL, or a pooler lends the database's sessions out. The address cannot be
+            had, or would let in users whom nobody has authenticated.
     """
     check_access(settings.console)
-    conninfo(settings.database)
+    await _refuse_poolers(settings)
     broker_urls(settings.broker)
     listener = _listener(settings.console.listen)
     app = make_app(settings, file)
@@ -56,6 +58,14 @@ async def serve(settings: Settings, file: Path | None, show: Callable[[str], Non
             await running
         finally:
             ending.cancel()
+
+
+async def _refuse_poolers(settings: Settings) -> None:
+    """Raise ConfigurationError if a pooler lends the sessions out; a database that is unreachable is not waited for."""
+    for database, url in ((settings.database, OWN), (inbox_of(settings), INBOX_URL)):
+        if database is not None:
+            with suppress(UnavailableError), of_inbox(url):
+                await refuse_pooler(database)
 
 
 def served(app: FastAPI) -> uvicorn.Config:

@@ -25,6 +25,22 @@ AMQP_LIBRARIES = {"aio_pika", "aiormq"}
 FAILED_TRY = "error when creating transport: %r"
 
 
+# The event of a library's line, by the first part of its logger's name. Its words change with its releases.
+LIBRARIES = {
+    "aio_pika": "broker.library_warned",
+    "aiormq": "broker.library_warned",
+    "pamqp": "broker.library_warned",
+    "psycopg": "database.library_warned",
+    "sqlalchemy": "database.library_warned",
+    "alembic": "schema.library_warned",
+    "uvicorn": "console.library_warned",
+    "starlette": "console.library_warned",
+    "fastapi": "console.library_warned",
+}
+OTHER_LIBRARY = "library.warned"
+# Libraries log the `repr` of their objects, whose address differs each time.
+ADDRESS = re.compile(r"(?: at)? 0x[0-9a-f]{6,}")
+
 # Names that this code chooses: a password that is the word "relay" must not change the name of an event.
 OURS = frozenset({"level", "timestamp", "logger"})
 EVENT_NAME = re.compile(r"[a-z_]+(\.[a-z_]+)+")
@@ -46,9 +62,11 @@ def set_up(settings: LogSettings, stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(output)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.add_logger_name, *_shared()],
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, _with_our_name, *_shared()],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                _without_addresses,
                 *_final(settings.format, output),
             ],
         )
@@ -121,12 +139,24 @@ def _final(style: LogFormat, output: TextIO) -> list[Processor]:
             is_console = on_terminal
     if is_console:
         return [
-            structlog.processors.format_exc_info,
             without_passwords,
             _printable,
             structlog.dev.ConsoleRenderer(colors=on_terminal, exception_formatter=structlog.dev.plain_traceback),
         ]
-    return [structlog.processors.format_exc_info, without_passwords, structlog.processors.JSONRenderer()]
+    return [without_passwords, structlog.processors.JSONRenderer()]
+
+
+def _with_our_name(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Make the words of a library's line the reason of an event of ours."""
+    library, _, _ = str(event["logger"]).partition(".")
+    return {**event, "event": LIBRARIES.get(library, OTHER_LIBRARY), "reason": event["event"]}
+
+
+def _without_addresses(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    if "logger" in event:  # a library's
+        for name in event.keys() & {"reason", "exception", "stack"}:
+            event[name] = ADDRESS.sub("", str(event[name]))
+    return event
 
 
 def without_passwords(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

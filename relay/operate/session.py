@@ -13,7 +13,7 @@ from relay.jobs.work import Answer, Save, Watched
 from relay.operate.revision import head_revision
 from relay.servers.postgres.bounded_values import bound_values
 from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, refuse_newer
-from relay.servers.postgres.database import connect, connect_async, one_line, require_session
+from relay.servers.postgres.database import connect, connect_async, one_line
 from relay.servers.postgres.statement_fault import refused_or_lost
 from relay.servers.postgres.tables import Tables
 
@@ -86,7 +86,6 @@ class SessionWork:
         """
         async with await connect_async(self._database) as self._connection:
             with in_words(self._connection, self._schema, self._timeout):
-                await require_session(self._connection, self._database)
                 await self._connection.execute(SET_TIMEOUT, {"milliseconds": str(round(self._timeout * 1000))})
                 bound_values(self._connection)
                 await save.take_lock(self._connection)

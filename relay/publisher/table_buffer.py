@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -34,6 +34,7 @@ from relay.servers.postgres.database import (
     SESSION_SETTINGS,
     connect_async,
     hindrance_of,
+    is_lent,
     is_unreplicated,
     one,
     one_line,
@@ -120,7 +121,9 @@ class TableBuffer:
         while True:
             try:
                 async with self._use() as connection:
-                    await copy_async(connection, COLUMNS, rows, self._database.schema_name)
+                    # A lent session may have an application's isolation; a transaction of the connection has ours.
+                    async with connection.transaction() if is_lent(connection) else nullcontext():
+                        await copy_async(connection, COLUMNS, rows, self._database.schema_name)
                     if self._is_unreplicated:
                         raise CommitUnknownError
             except UNREACHABLE as error:
@@ -173,7 +176,10 @@ class TableBuffer:
             if self._connection is None or self._connection.closed:
                 self._is_unreplicated = False
                 self._connection = await connect_async(
-                    self._database, session=SESSION_SETTINGS, application_name=f"outbox-publisher {self._writer}"
+                    self._database,
+                    may_be_lent=True,
+                    session=SESSION_SETTINGS,
+                    application_name=f"outbox-publisher {self._writer}",
                 )
                 self._connection.add_notice_handler(self._heed)
             try:

@@ -16,7 +16,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 from relay.config.settings import DatabaseSettings
 from relay.retention.day import Fate, OldDay
 from relay.retention.kind import FORGET, FORGET_BATCHES, DatedTable
-from relay.servers.postgres.database import connect_async, one_line, require_session
+from relay.servers.postgres.database import connect_async, one_line
 
 PREPARE = """
     SET statement_timeout = '30min';
@@ -67,12 +67,11 @@ class Retention:
         """Connect; the caller takes the lock before it drops anything.
 
         Raises:
-            DatabaseUnavailableError, ConfigurationError: as `connect_async` and `require_session`.
+            DatabaseUnavailableError, ConfigurationError: as `connect_async`.
         """
         async with await connect_async(
             database, application_name="outbox-relay retention", target_session_attrs="read-write"
         ) as connection:
-            await require_session(connection, database)
             await connection.execute(PREPARE)
             yield cls(connection, database.schema_name)
 

@@ -50,6 +50,12 @@ NO_TIMEOUTS = """
         'transaction_timeout')
 """
 
+LENT_OUT = (
+    "the database URL leads to a pooler that lends sessions out between transactions. Locks, settings and prepared"
+    " statements need one session: name the server itself, or a pool with pool_mode = session"
+)
+LOOKS = 5  # one would do in an idle pool; a busy one hands processes out in any order
+
 RECONNECT_FOR = 30.0  # seconds; a failover takes less
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 log = logging.getLogger("outbox_spark")
@@ -97,16 +103,43 @@ def connect(info: str) -> "psycopg.Connection":
 
     Raises:
         OutboxWriteError: no host lets us in; libpq's own words tell why.
+        OptionError: a pooler lends the session to other clients between our transactions.
     """
     import psycopg  # noqa: PLC0415
 
     try:
         connection = psycopg.connect(info, autocommit=True)
+        _refuse_lent(connection, info)
         connection.execute(SESSION_SETTINGS)
         connection.execute(NO_TIMEOUTS)
         return connection
     except psycopg.OperationalError as error:
         raise OutboxWriteError(one_line(error)) from None
+
+
+def _refuse_lent(connection: "psycopg.Connection", info: str) -> None:
+    """Raise OptionError if a pooler lends the session out; the tasks' connections lead there, too."""
+    import psycopg  # noqa: PLC0415
+
+    # Poolers give their clients invented process ids.
+    ours = _backend(connection)
+    if ours == connection.info.backend_pid:
+        return
+    with psycopg.connect(info, autocommit=True) as other:
+        for _ in range(LOOKS):
+            try:
+                with other.transaction():
+                    is_lent = _backend(other) == ours or _backend(connection) != ours
+            except psycopg.errors.ProtocolViolation:  # a pool that lends a session for one statement
+                is_lent = True
+            if is_lent:
+                connection.close()
+                raise OptionError(LENT_OUT)
+
+
+def _backend(connection: "psycopg.Connection") -> int:
+    (pid,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone() or (0,)
+    return int(pid)
 
 
 def retried(connect: Callable[[], Connected], refused: type[Exception]) -> Connected:

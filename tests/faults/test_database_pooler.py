@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 LENT_OUT = (
-    "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions. The relay's"
-    " locks need one session: name the server itself, or a pool with pool_mode = session"
+    "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions. Locks, settings"
+    " and prepared statements need one session: name the server itself, or a pool with pool_mode = session"
 )
 
 StartPooler = Callable[..., PgBouncer]
@@ -77,9 +77,8 @@ async def test_it_is_found_out_in_a_busy_pool(start_pooler: StartPooler, setting
         for number in range(5):
             others.create_task(work(), name=f"other-{number}")
         for _ in range(20):
-            async with await connect_async(database) as connection:
-                with pytest.raises(ConfigurationError, match="pool_mode = session"):
-                    await require_session(connection, database)
+            with pytest.raises(ConfigurationError, match="pool_mode = session"):
+                await connect_async(database)
         stop.set()
 
 
@@ -90,7 +89,7 @@ async def test_a_pool_without_a_second_session_is_waited_for(start_pooler: Start
     url = pooler.url(settings.database.url.get_secret_value())
     database = with_database(settings, f"{url}?connect_timeout=2").database
 
-    async with await connect_async(database) as connection:
+    async with await connect_async(database, is_lent=True) as connection:
         with pytest.raises(DatabaseUnavailableError, match="gives us no second connection"):
             await require_session(connection, database)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 
+from relay.observe.log import LIBRARIES, OTHER_LIBRARY
 from relay.runtime.health import EVENTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +23,8 @@ def logged() -> Iterator[tuple[str, str, set[str]]]:
                 case ast.Call(ast.Attribute(ast.Name("log"), level), [name], keywords) if level in LEVELS:
                     keys = {keyword.arg for keyword in keywords if keyword.arg} - {"exc_info"}
                     yield from ((each, level, keys) for each in names(name))
+    of_libraries = {*LIBRARIES.values(), OTHER_LIBRARY}
+    yield from ((each, level, {"logger", "reason"}) for each in of_libraries for level in ("warning", "error"))
 
 
 def names(name: ast.expr) -> list[str]:

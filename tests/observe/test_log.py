@@ -56,8 +56,20 @@ def test_people_read_a_console_and_programs_json(style: LogFormat, output: io.St
     assert ("\x1b[" in output.getvalue()) is (isinstance(output, Terminal) and not is_json)
 
 
-@pytest.mark.parametrize("library", ["aio_pika.connection", "aiormq.connection", "alembic.runtime.migration"])
-def test_libraries_are_heard_from_warning_on_also_at_debug(library: str) -> None:
+@pytest.mark.parametrize(
+    ("library", "event"),
+    [
+        ("aio_pika.connection", "broker.library_warned"),
+        ("aiormq.connection", "broker.library_warned"),
+        ("psycopg", "database.library_warned"),
+        ("psycopg.pool", "database.library_warned"),
+        ("sqlalchemy.pool.impl.QueuePool", "database.library_warned"),
+        ("alembic.runtime.migration", "schema.library_warned"),
+        ("uvicorn.error", "console.library_warned"),
+        ("asyncio", "library.warned"),
+    ],
+)
+def test_libraries_are_heard_from_warning_on_under_our_names(library: str, event: str) -> None:
     output = io.StringIO()
     set_up(LogSettings(level="debug"), output)
 
@@ -66,8 +78,27 @@ def test_libraries_are_heard_from_warning_on_also_at_debug(library: str) -> None
     structlog.get_logger().debug("batch.published", rows=2)
 
     warning, debug = [json.loads(line) for line in output.getvalue().splitlines()]
-    assert (warning["event"], warning["logger"]) == ("reconnecting to amqp://relay:***@broker/", library)
+    assert (warning["event"], warning["logger"]) == (event, library)
+    assert warning["reason"] == "reconnecting to amqp://relay:***@broker/"
     assert (debug["event"], debug["rows"]) == ("batch.published", 2)
+
+
+def test_a_line_of_a_library_has_no_address_of_an_object() -> None:
+    """An address differs each time, so no search and no alert could count such lines."""
+    output = io.StringIO()
+    set_up(LogSettings(), output)
+    connection = object()
+
+    logging.getLogger("psycopg.pool").warning("discarding broken connection: %s", connection)
+    try:
+        raise RuntimeError(f"lost by {connection}")
+    except RuntimeError:
+        logging.getLogger("asyncio").exception("never retrieved: %r", connection)
+
+    pool, task = [json.loads(line) for line in output.getvalue().splitlines()]
+    assert pool["reason"] == "discarding broken connection: <object object>"
+    assert task["reason"] == "never retrieved: <object object>"
+    assert task["exception"].endswith("RuntimeError: lost by <object object>")
 
 
 @pytest.mark.parametrize("level", ["info", "debug"])
@@ -86,6 +117,7 @@ async def test_a_broken_broker_connection_is_one_line_with_a_traceback_at_debug_
 
     lines = output.getvalue().splitlines()
     assert "Traceback" in output.getvalue() if level == "debug" else all("the drill" in line for line in lines)
+    assert all("broker.library_warned" in line and " at 0x" not in line for line in lines if "[warning" in line)
     assert "[warning" in lines[0]
     assert "[error" not in output.getvalue()
 

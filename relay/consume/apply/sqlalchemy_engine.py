@@ -3,16 +3,19 @@
 import os
 from weakref import WeakKeyDictionary, WeakSet
 
+import psycopg
 from sqlalchemy import Engine, Pool
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 from sqlalchemy.pool import QueuePool
 
 from relay.errors import ConfigurationError, ForkedError
+from relay.servers.postgres.pooler import LENT_OUT, NAME_SERVER, Lends
 
 UNLIMITED = -1  # `max_overflow` of a pool
 
 ENGINES: WeakSet[Engine] = WeakSet()  # of the inboxes of this process
+KEEPERS: WeakSet[Engine] = WeakSet()  # those behind a pooler that keeps a session for each client
 INHERITED: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # pools with connections of the parent, and its id
 
 
@@ -38,6 +41,26 @@ def engine_of(target: object) -> Engine | AsyncEngine:
         )
     ENGINES.add(engine.sync_engine if isinstance(engine, AsyncEngine) else engine)
     return engine
+
+
+def may_lose_statements(engine: Engine, connection: psycopg.Connection | psycopg.AsyncConnection, backend: int) -> bool:
+    """Whether a connection prepares statements, and goes through a pooler that is not known to keep sessions.
+
+    Args:
+        backend: the server process that has run a statement of it.
+    """
+    is_pooled = backend != connection.info.backend_pid
+    return is_pooled and connection.prepare_threshold is not None and engine not in KEEPERS
+
+
+def note_lending(engine: Engine, when: Lends) -> None:
+    """Note that a pooler keeps the sessions of an engine; raises ConfigurationError if it lends them out."""
+    if when is not Lends.NEVER:
+        raise ConfigurationError(
+            f"the engine of the inbox {LENT_OUT}: {NAME_SERVER}, or make the engine with"
+            ' connect_args={"prepare_threshold": None}'
+        )
+    KEEPERS.add(engine)
 
 
 def refuse_inherited(pool: Pool) -> None:

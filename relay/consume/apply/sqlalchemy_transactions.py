@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -20,18 +20,19 @@ from sqlalchemy.orm import sessionmaker
 
 from relay.consume.apply.handlers import Handlers, call, call_async
 from relay.consume.apply.inbox import Admission, Inbox
-from relay.consume.apply.sqlalchemy_engine import engine_of, refuse_inherited
+from relay.consume.apply.sqlalchemy_engine import engine_of, may_lose_statements, note_lending, refuse_inherited
 from relay.consume.apply.transactions import AsyncTransactions, ThreadTransactions
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.runtime.threads import call_in_daemon
 from relay.servers.postgres.database import closing_at_cancel, is_refusal, one_line, public_reason
+from relay.servers.postgres.pooler import BACKEND, lends, lends_async
 
 # A session's commit() releases a savepoint. Its rollback(), also the one after a failed flush, rolls back to it.
 IN_SAVEPOINT = "create_savepoint"
 
 # A pool may return a connection that was lost long ago. After its error, SQLAlchemy drops all connections that are as
 # old.
-LOOK = "SELECT 1"
+LOOK = BACKEND
 
 
 def open_alchemy(
@@ -71,10 +72,14 @@ class AlchemyAsync(AsyncTransactions):
             async with asyncio.timeout(self._inbox.statement_timeout):
                 with closing_at_cancel():
                     self._outer = await self._engine.connect()
-                await self._outer.exec_driver_sql(LOOK)
+                process = (await self._outer.exec_driver_sql(LOOK)).scalar_one()
                 await self._outer.rollback()
-                self._connection = (await self._outer.get_raw_connection()).driver_connection
-        except (SQLAlchemyError, TimeoutError) as error:
+                self._connection = await _driver_connection(self._outer)
+                if may_lose_statements(self._engine.sync_engine, self._connection, process):
+                    async with self._engine.connect() as other:
+                        when = await lends_async(self._connection, await _driver_connection(other))
+                    note_lending(self._engine.sync_engine, when)
+        except (SQLAlchemyError, psycopg.Error, TimeoutError) as error:
             raise _unavailable(error) from error
 
     async def close(self) -> None:
@@ -121,18 +126,22 @@ class AlchemyThread(ThreadTransactions):
         refuse_inherited(self._engine.pool)
         await self.close()
         self._outer = await call_in_daemon(self._open, name="connect", discard=_drop)
-        self._connection = self._outer.connection.driver_connection
+        self._connection = _blocking_connection(self._outer)
 
     def _open(self) -> Connection:
         try:
             outer = self._engine.connect()
             try:
-                outer.exec_driver_sql(LOOK)
+                process = outer.exec_driver_sql(LOOK).scalar_one()
                 outer.rollback()
+                if may_lose_statements(self._engine, _blocking_connection(outer), process):
+                    with self._engine.connect() as other:
+                        when = lends(_blocking_connection(outer), _blocking_connection(other))
+                    note_lending(self._engine, when)
             except BaseException:
                 _drop(outer)
                 raise
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, psycopg.Error) as error:
             raise _unavailable(error) from error
         return outer
 
@@ -170,6 +179,14 @@ def _drop(outer: Connection) -> None:
     """Close a connection that the pool does not get back, as for `AlchemyAsync.close`."""
     outer.invalidate()
     outer.close()
+
+
+def _blocking_connection(connection: Connection) -> psycopg.Connection:
+    return cast("psycopg.Connection", connection.connection.driver_connection)
+
+
+async def _driver_connection(connection: AsyncConnection) -> psycopg.AsyncConnection:
+    return cast("psycopg.AsyncConnection", (await connection.get_raw_connection()).driver_connection)
 
 
 def _unavailable(error: Exception) -> DatabaseUnavailableError:

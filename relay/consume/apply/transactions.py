@@ -57,11 +57,14 @@ from relay.runtime.threads import call_in_daemon
 from relay.servers.postgres.database import (
     CANCEL_TIMEOUT,
     SESSION_SETTINGS,
+    SET_EACH,
     connect,
     connect_async,
     is_finished,
+    is_lent,
     one_line,
     public_reason,
+    set_own,
     unplug,
 )
 
@@ -69,6 +72,8 @@ log = get_logger("relay.consume")
 
 # What bounds a handler's statements, where it finds its tables, and its time zone are the application's to say.
 OF_HANDLERS = SESSION_SETTINGS | {"idle_session_timeout": "0"}
+# Where a pooler lends the session, each transaction sets these for itself, and begins with its isolation.
+OF_LENT = {name: value for name, value in SESSION_SETTINGS.items() if name != "default_transaction_isolation"}
 
 Connection = TypeVar("Connection", psycopg.Connection, psycopg.AsyncConnection)
 Parameters = Mapping[str, Any]
@@ -258,7 +263,7 @@ class AsyncTransactions(ConnectionTransactions[psycopg.AsyncConnection]):
     async def open(self) -> None:
         await self.close()
         self._connection = await connect_async(
-            self._inbox.database, session=OF_HANDLERS, **self._inbox.connection_options
+            self._inbox.database, session=OF_HANDLERS, may_be_lent=True, **self._inbox.connection_options
         )
         await self._connection.set_autocommit(False)  # else a handler's work after its own ROLLBACK would be committed
 
@@ -314,6 +319,8 @@ class AsyncTransactions(ConnectionTransactions[psycopg.AsyncConnection]):
         """Begin a transaction, and commit it at the end of the block; yield the connection, and what handlers get."""
         connection = self._connected()
         async with connection.transaction():
+            if is_lent(connection):
+                await connection.execute(SET_EACH, set_own(OF_LENT, is_local=True))
             yield connection, connection
 
     @staticmethod
@@ -338,7 +345,9 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
 
     async def open(self) -> None:
         await self.close()
-        opens = partial(connect, self._inbox.database, session=OF_HANDLERS, **self._inbox.connection_options)
+        opens = partial(
+            connect, self._inbox.database, session=OF_HANDLERS, may_be_lent=True, **self._inbox.connection_options
+        )
         self._connection = await call_in_daemon(opens, name="connect", discard=psycopg.Connection.close)
         self._connection.autocommit = False  # as above
 
@@ -400,6 +409,8 @@ class ThreadTransactions(ConnectionTransactions[psycopg.Connection]):
         """Begin a transaction, and commit it at the end of the block; yield the connection, and what handlers get."""
         connection = self._connected()
         with connection.transaction():
+            if is_lent(connection):
+                connection.execute(SET_EACH, set_own(OF_LENT, is_local=True))
             yield connection, connection
 
     @staticmethod

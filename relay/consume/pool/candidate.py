@@ -19,7 +19,7 @@ from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, Stopping, unless_stopping, wait_for_event
 from relay.runtime.silence import Silence
 from relay.servers.postgres.compatibility import TABLES_MISSING
-from relay.servers.postgres.database import connect_async, one_line, require_session
+from relay.servers.postgres.database import connect_async, one_line
 
 STAND_BY_INTERVAL = 0.25  # seconds between two looks whether there is a master, while there are members
 MASTER_TIMEOUT = 2.0  # seconds without a sign of the master, after which a candidate ends its session
@@ -109,7 +109,6 @@ class Candidate:
             self._database, application_name="outbox-pool", target_session_attrs="read-write"
         )
         async with connection:
-            await require_session(connection, self._database)
             try:
                 row = await (await connection.execute(self._sql(IN_USE))).fetchone()
                 self._in_use = row is not None and row[0]

@@ -32,10 +32,9 @@ from relay.operate.doctor.tables import (
     unfinished_batches,
 )
 from relay.servers.postgres.database import (
-    LENT_OUT,
-    NAME_SERVER,
     OWN_SETTINGS,
     SET_EACH,
+    URL,
     connect,
     each_host,
     host_of,
@@ -45,6 +44,7 @@ from relay.servers.postgres.database import (
     refuse_pooler,
     set_own,
 )
+from relay.servers.postgres.pooler import LENT_OUT, NAME_SERVER
 
 Check = Callable[[psycopg.Connection, Settings], Iterator[Finding]]
 
@@ -107,7 +107,7 @@ def _pooler(database: DatabaseSettings) -> Finding:
     try:
         asyncio.run(refuse_pooler(database))
     except ConfigurationError:  # the only one: `Hosts` has read the URL
-        return Finding(POOLER, Verdict.FAILED, LENT_OUT, NAME_SERVER)
+        return Finding(POOLER, Verdict.FAILED, f"{URL} {LENT_OUT}", NAME_SERVER)
     except DatabaseUnavailableError as error:
         return Finding(POOLER, Verdict.SKIPPED, str(error))
     return Finding(POOLER, Verdict.OK, "a session stays ours from one statement to the next")

@@ -19,7 +19,6 @@ from relay.operate.reconcile.run import Question, Show, reconcile
 from relay.operate.sent.moment import parse_interval, parse_length
 from relay.operate.sent.selection import SentSelection, now
 from relay.operate.session import session
-from relay.servers.postgres.database import refuse_pooler
 from relay.servers.postgres.tables import Tables
 
 EVERY_LETTER = LetterSelection()
@@ -73,7 +72,6 @@ def ask(
         NotFoundError: no consumer is named, and the inbox knows no consumer.
         OutboxError: as `session` and `InboxReader.open`.
     """
-    asyncio.run(refuse_pooler(outbox))
     with (
         session(outbox, timeout=timeout) as tables,
         InboxReader.open(inbox, timeout=timeout, url=inbox_url) as opened,

@@ -1,6 +1,5 @@
 """What consumers have applied, as their inbox has it; it may be in a separate database."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
@@ -18,7 +17,7 @@ from relay.operate.reconcile.table import listed
 from relay.operate.session import in_words, limit_statements
 from relay.operate.status import BY_INDEX
 from relay.servers.postgres.bounded_values import bound_values
-from relay.servers.postgres.database import connect, refuse_pooler
+from relay.servers.postgres.database import connect
 from relay.servers.postgres.tables import Tables
 
 OWN, FLAG = "database.url", "--inbox"  # where the URL of the inbox is
@@ -121,7 +120,6 @@ class InboxReader:
             SchemaError, AccessError, DeadlineError: as `relay.operate.session.session`.
         """
         with of_inbox(url):
-            asyncio.run(refuse_pooler(database))
             connection = connect(database)
         try:
             inbox = cls(Tables(connection, database.schema_name), timeout, url)

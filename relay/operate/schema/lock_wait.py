@@ -19,7 +19,8 @@ from psycopg import errors
 from relay.config.settings import DatabaseSettings
 from relay.errors import BusyError, DatabaseUnavailableError
 from relay.runtime.backoff import backoff
-from relay.servers.postgres.database import BACKEND, connect, one_line
+from relay.servers.postgres.database import connect, one_line
+from relay.servers.postgres.pooler import BACKEND
 
 REST_INITIAL, REST_MAX = 0.5, 8.0  # seconds in which writers go on, between two tries
 HOLDERS_LOOK = 0.1  # seconds

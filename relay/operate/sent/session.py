@@ -25,7 +25,7 @@ from relay.jobs.work import Answer, Save
 from relay.logger import get_logger
 from relay.operate.sent.selection import SentSelection
 from relay.operate.sent.target import Trace
-from relay.servers.postgres.database import connect_async, one, require_session
+from relay.servers.postgres.database import connect_async, one
 
 log = get_logger(__name__)
 
@@ -123,7 +123,6 @@ class ReplaySession:
         connection = await connect_async(database, application_name="outbox-relay replay")
         try:
             session = cls(connection, database, job)
-            await require_session(connection, database)
             await connection.execute(PREPARE)
             await save.take_lock(connection)
         except BaseException:

@@ -4,12 +4,14 @@ import asyncio
 import os
 import re
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from traceback import clear_frames
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
+from psycopg import IsolationLevel
 from psycopg.abc import RV, PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo, TransactionStatus
@@ -19,6 +21,15 @@ from relay.config.urls import libpq_parameters
 from relay.errors import ConfigurationError, DatabaseUnavailableError, DeadlineError, PublicReason, no_answer_within
 from relay.runtime.hindrance import Hindrance
 from relay.runtime.scrub import scrub
+from relay.servers.postgres.pooler import (
+    LENT_OUT,
+    LOOK_TIMEOUT,
+    NAME_SERVER,
+    Lends,
+    backend_async,
+    lends,
+    lends_async,
+)
 
 # With these, a peer that died silently is noticed within about 10 s, during a wait and on an idle connection.
 KEEPALIVE = {
@@ -59,22 +70,17 @@ SET_EACH = """
     FROM unnest(%(names)s::text[], %(values)s::text[]) AS own (name, value)
     JOIN pg_settings USING (name)
 """
+# Sets nothing behind a pooler: it gives its clients invented process ids.
+SET_UNPOOLED = f"{SET_EACH} WHERE pg_backend_pid() = %(pid)s"
+POOLER_TEST = "outbox-relay pooler test"
+URL = "database.url (RELAY_DATABASE_URL)"
+IS_EXHAUSTED = "the server is overloaded or frozen, or the pooler in front of it has no free connection"
 
 SESSION_IS_READ_ONLY = "session is read-only"  # libpq, of a host that `target_session_attrs = read-write` passes over
 READ_ONLY_BY = "it is a standby, or default_transaction_read_only is on for the role, the database or the server"
 # The server's functions that raise 54000 when no transaction id is left. Other errors of that code have other causes,
 # and the text depends on the server's language.
 GIVES_NO_ID = ("GetNewTransactionId", "GetNewMultiXactId")
-
-LENT_OUT = (
-    "database.url (RELAY_DATABASE_URL) leads to a pooler that lends sessions out between transactions."
-    " The relay's locks need one session"
-)
-NAME_SERVER = "name the server itself, or a pool with pool_mode = session"
-BACKEND = "SELECT pg_backend_pid()"
-LOOKS = 5  # one would do in an idle pool; a busy one hands processes out in any order
-LOOK_TIMEOUT = 5.0  # seconds for all of them
-
 
 SILENT, LOST, OTHER = "silent", "lost", "other"  # no word for too long; ended without a word; another word
 
@@ -164,12 +170,12 @@ def conninfo(database: DatabaseSettings, *, last: Host | None = None, **override
     """
     url = database.url.get_secret_value()
     if not url:
-        raise ConfigurationError(f"database.url (RELAY_DATABASE_URL) is not set; it takes {TAKES}")
+        raise ConfigurationError(f"{URL} is not set; it takes {TAKES}")
     try:
         given = libpq_parameters(url)
     except ValueError as error:
         reason = str(error) or f"it is no libpq URL; it takes {TAKES}"
-        raise ConfigurationError(f"database.url (RELAY_DATABASE_URL): {reason}") from None
+        raise ConfigurationError(f"{URL}: {reason}") from None
     if "service" not in given:  # the service's file goes before the environment
         given = _with_places(given)
     hosts = _hosts(given)
@@ -214,21 +220,32 @@ def connect(
     database: DatabaseSettings,
     *,
     is_lent: bool = False,
+    may_be_lent: bool = False,
     session: Mapping[str, str] = OWN_SETTINGS,
     **overrides: Any,
-) -> psycopg.Connection:
+) -> "BlockingConnection":
     """Open a connection in autocommit mode, with these settings of the session.
 
     Args:
-        is_lent: a pooler may lend the session to an application after us; nothing is set in it.
+        is_lent: a pooler may lend the session to an application after us; nothing is set in it, and nothing asked.
+        may_be_lent: a session that a pooler lends out between transactions is no error. Nothing is set in it, no
+            statement is prepared, and transactions are READ COMMITTED.
     Raises:
-        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words say why.
+        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words say why. Or there is no answer.
+        ConfigurationError: a pooler lends the session to other clients between our transactions.
     """
     try:
-        connection = psycopg.connect(conninfo(database, **overrides), autocommit=True)
-        if not is_lent:
-            connection.execute(SET_EACH, set_own(session))
+        connection = BlockingConnection.connect(conninfo(database, **overrides), autocommit=True)
+        try:
+            if not is_lent:
+                with answering(connection, database.command_timeout):
+                    make_ours(connection, database, session, may_be_lent=may_be_lent)
+        except BaseException:
+            connection.close()
+            raise
         return connection
+    except TimeoutError as error:
+        raise _silent(database) from error
     except psycopg.OperationalError as error:
         raise unavailable(error) from error
 
@@ -238,6 +255,7 @@ async def connect_async(
     *,
     last: Host | None = None,
     is_lent: bool = False,
+    may_be_lent: bool = False,
     session: Mapping[str, str] = OWN_SETTINGS,
     **overrides: Any,
 ) -> "DatabaseConnection":
@@ -245,9 +263,9 @@ async def connect_async(
 
     Args:
         last: one of the URL's hosts, to be tried after all others.
-        is_lent: as for `connect`.
+        is_lent, may_be_lent: as for `connect`.
     Raises:
-        DatabaseUnavailableError: no host of the URL lets us in; libpq's own words say why.
+        DatabaseUnavailableError, ConfigurationError: as `connect`.
     """
     try:
         connecting = DatabaseConnection.connect(conninfo(database, last=last, **overrides), autocommit=True)
@@ -256,16 +274,134 @@ async def connect_async(
         try:
             if not is_lent:
                 async with asyncio.timeout(database.command_timeout):
-                    await connection.execute(SET_EACH, set_own(session))
+                    await _make_ours_async(connection, database, session, may_be_lent=may_be_lent)
         except BaseException:
             await connection.close()
             raise
         return connection
     except TimeoutError as error:
-        public = no_answer_within(database.command_timeout)
-        raise DatabaseUnavailableError(public, public=public) from error
+        raise _silent(database) from error
     except psycopg.OperationalError as error:
         raise unavailable(error) from error
+
+
+def make_ours(
+    connection: psycopg.Connection,
+    database: DatabaseSettings,
+    session: Mapping[str, str] = OWN_SETTINGS,
+    *,
+    may_be_lent: bool = False,
+) -> None:
+    """Set these settings in the session of a connection; raises as `connect`, and psycopg.OperationalError."""
+    cursor = connection.execute(SET_UNPOOLED, set_own(session) | {"pid": connection.info.backend_pid})
+    if cursor.rowcount:
+        return
+    if not (may_be_lent and _place_of(connection) in _keepers) and _is_lent(
+        connection, _ask_pooler(connection, database), may_be_lent=may_be_lent
+    ):
+        connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+        return
+    connection.execute(SET_EACH, set_own(session))
+
+
+async def _make_ours_async(
+    connection: "DatabaseConnection", database: DatabaseSettings, session: Mapping[str, str], *, may_be_lent: bool
+) -> None:
+    cursor = await connection.execute(SET_UNPOOLED, set_own(session) | {"pid": connection.info.backend_pid})
+    if cursor.rowcount:
+        return
+    if not (may_be_lent and _place_of(connection) in _keepers) and _is_lent(
+        connection, await _ask_pooler_async(connection, database), may_be_lent=may_be_lent
+    ):
+        await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+        return
+    await connection.execute(SET_EACH, set_own(session))
+
+
+# Poolers that keep a session for each client, as this process has found. Parts that work in either way ask once, as
+# their sessions may fill the pool.
+_keepers: set[tuple[str, int, str, str]] = set()
+
+
+def _place_of(connection: psycopg.Connection | psycopg.AsyncConnection) -> tuple[str, int, str, str]:
+    info = connection.info
+    return info.host, info.port, info.dbname, info.user
+
+
+def _is_lent(connection: psycopg.Connection | psycopg.AsyncConnection, when: Lends, *, may_be_lent: bool) -> bool:
+    """Note what a pooler does with a connection, and return whether it lends it; raises ConfigurationError."""
+    if when is Lends.NEVER:
+        _keepers.add(_place_of(connection))
+        return False
+    if not may_be_lent or when is Lends.BETWEEN_STATEMENTS:
+        raise ConfigurationError(f"{URL} {LENT_OUT}: {NAME_SERVER}")
+    connection.prepare_threshold = None
+    if isinstance(connection, (DatabaseConnection, BlockingConnection)):
+        connection.is_lent = True
+    return True
+
+
+def is_lent(connection: psycopg.Connection | psycopg.AsyncConnection) -> bool:
+    """Whether `connect` has found that a pooler lends the session of this connection between transactions."""
+    return isinstance(connection, (DatabaseConnection, BlockingConnection)) and connection.is_lent
+
+
+def _ask_pooler(connection: psycopg.Connection, database: DatabaseSettings) -> Lends:
+    try:
+        with (
+            connect(database, is_lent=True, application_name=POOLER_TEST) as other,
+            answering(connection, LOOK_TIMEOUT),
+            answering(other, LOOK_TIMEOUT),
+        ):
+            return lends(connection, other)
+    except (psycopg.Error, DatabaseUnavailableError, TimeoutError) as error:
+        raise _no_second(error) from error
+
+
+async def _ask_pooler_async(connection: psycopg.AsyncConnection, database: DatabaseSettings) -> Lends:
+    try:
+        async with (
+            asyncio.timeout(LOOK_TIMEOUT),
+            await connect_async(database, is_lent=True, application_name=POOLER_TEST) as other,
+        ):
+            return await lends_async(connection, other)
+    except (psycopg.Error, DatabaseUnavailableError, TimeoutError) as error:
+        raise _no_second(error) from error
+
+
+def _no_second(error: Exception) -> DatabaseUnavailableError:
+    return DatabaseUnavailableError(
+        "a pooler answers, and gives us no second connection to find out whether it keeps sessions:"
+        f" {one_line(error) or no_answer_within(LOOK_TIMEOUT)}",
+        public=no_answer_within(LOOK_TIMEOUT) if isinstance(error, TimeoutError) else public_reason(error),
+    )
+
+
+def _silent(database: DatabaseSettings) -> DatabaseUnavailableError:
+    public = no_answer_within(database.command_timeout)
+    return DatabaseUnavailableError(f"connected, and then {public}: {IS_EXHAUSTED}", public=public)
+
+
+@contextmanager
+def answering(connection: psycopg.Connection, seconds: float) -> Iterator[None]:
+    """End the block's waits on a connection after so many seconds, and so the connection; raises TimeoutError."""
+    is_over = threading.Event()
+
+    def end() -> None:
+        is_over.set()
+        unplug(connection)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        if is_over.is_set():
+            raise TimeoutError from error
+        raise
+    finally:
+        timer.cancel()
 
 
 def unavailable(error: psycopg.Error) -> DatabaseUnavailableError:
@@ -304,6 +440,12 @@ def is_refusal(error: psycopg.Error) -> bool:
     return error.sqlstate is None and SERVER_SAYS.search(str(error)) is not None
 
 
+class BlockingConnection(psycopg.Connection):
+    """A connection that knows whether a pooler lends its session to other clients between our transactions."""
+
+    is_lent = False
+
+
 class DatabaseConnection(psycopg.AsyncConnection):
     """A connection whose interrupted statement ends within `CANCEL_TIMEOUT`, also when the server is silent.
 
@@ -311,6 +453,7 @@ class DatabaseConnection(psycopg.AsyncConnection):
     10 s. A stop of the relay would take as long, and once for each statement that is interrupted.
     """
 
+    is_lent = False  # as of `BlockingConnection`
     _pulling: asyncio.TimerHandle | None = None
     ended_in_wait = False  # by the server, or by psycopg, which gives up a statement that cannot be cancelled
 
@@ -366,9 +509,9 @@ def unplug(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
 
 
 async def refuse_pooler(database: DatabaseSettings) -> None:
-    """Check that the URL leads to sessions; raises as `connect_async` and `require_session`."""
-    async with await connect_async(database, is_lent=True) as connection:
-        await require_session(connection, database)
+    """Check that the URL leads to sessions that stay ours; raises as `connect_async`."""
+    async with await connect_async(database):
+        pass
 
 
 async def require_session(connection: psycopg.AsyncConnection, database: DatabaseSettings) -> None:
@@ -379,40 +522,8 @@ async def require_session(connection: psycopg.AsyncConnection, database: Databas
         DatabaseUnavailableError: a pooler gives no second connection, so it cannot be checked.
         psycopg.OperationalError: the connection is lost.
     """
-    if await _backend(connection) == connection.info.backend_pid:
-        return
-    # The ids differ behind every pooler: it gives its clients invented process ids.
-    try:
-        async with (
-            asyncio.timeout(LOOK_TIMEOUT),
-            await connect_async(database, is_lent=True, application_name="outbox-relay pooler test") as other,
-        ):
-            is_kept = await _is_kept(connection, other)
-    except (psycopg.Error, TimeoutError) as error:
-        raise DatabaseUnavailableError(
-            "a pooler answers, and gives us no second connection to find out whether it keeps sessions:"
-            f" {one_line(error) or no_answer_within(LOOK_TIMEOUT)}",
-            public=no_answer_within(LOOK_TIMEOUT) if isinstance(error, TimeoutError) else public_reason(error),
-        ) from error
-    if not is_kept:
-        raise ConfigurationError(f"{LENT_OUT}: {NAME_SERVER}")
-
-
-async def _is_kept(connection: psycopg.AsyncConnection, other: psycopg.AsyncConnection) -> bool:
-    """Whether a connection keeps its server process while another connection opens transactions.
-
-    If a pooler lends sessions out, the other connection gets this process for its transaction, and this one gets
-    another process.
-    """
-    ours = await _backend(connection)
-    for _ in range(LOOKS):
-        try:
-            async with other.transaction():
-                if await _backend(other) == ours or await _backend(connection) != ours:
-                    return False
-        except psycopg.errors.ProtocolViolation:  # a pool that lends a session for one statement allows no transaction
-            return False
-    return True
+    if await backend_async(connection) != connection.info.backend_pid:
+        _is_lent(connection, await _ask_pooler_async(connection, database), may_be_lent=False)
 
 
 def has_no_ids(error: BaseException) -> bool:
@@ -455,12 +566,6 @@ def kind_of_loss(error: BaseException) -> str:
         word = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()  # AdminShutdown: admin_shutdown
         return word if word in LOSSES else OTHER
     return LOST
-
-
-async def _backend(connection: psycopg.AsyncConnection) -> int:
-    # Not prepared: a pooler may run the next statement on another server process, which does not have it.
-    (pid,) = one(await (await connection.execute(BACKEND, prepare=False)).fetchone())
-    return int(pid)
 
 
 def _with_places(given: dict[str, Any]) -> dict[str, Any]:
