@@ -31,13 +31,16 @@ SEND = """
 
 @pytest.fixture
 def limited(rabbitmq: RabbitServer, settings: Settings) -> Iterator[Settings]:
-    """Settings of a relay whose user may write to `mine` alone, and configure and read nothing."""
+    """Settings of a relay whose user may write to `mine`, read `outbox`, and configure nothing.
+
+    From 4.3 on the broker does not tell whether there is anything of a name to which the user has no right.
+    """
     name = f"limited_{secrets.token_hex(4)}"
     url = URL(settings.broker.url.get_secret_value())
     rabbitmq.call(
         f'rabbit_auth_backend_internal:add_user(<<"{name}">>, <<"{name}">>, <<"tests">>), '
         f'rabbit_auth_backend_internal:set_permissions(<<"{name}">>, <<"{url.path[1:]}">>, '
-        '<<"^$">>, <<"^mine$">>, <<"^$">>, <<"tests">>).'
+        '<<"^$">>, <<"^mine$">>, <<"^outbox$">>, <<"tests">>).'
     )
     yield at(settings, str(url.with_user(name).with_password(name)))
     rabbitmq.call(f'rabbit_auth_backend_internal:delete_user(<<"{name}">>, <<"tests">>).')
