@@ -54,7 +54,7 @@ LOAD = SQL("""
 """)
 
 
-class Route(NamedTuple):
+class SentRoute(NamedTuple):
     """An address; its routing key has `{aggregate_id}` where the settings put that."""
 
     exchange: str
@@ -65,7 +65,7 @@ class EventType(NamedTuple):
     name: str
 
 
-Name = Route | EventType
+Name = SentRoute | EventType
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Sent:
 
     def rate(self, name: Name) -> float | None:
         """Return the messages a second of one; None where others were busier."""
-        among = self.routes if isinstance(name, Route) else self.types
+        among = self.routes if isinstance(name, SentRoute) else self.types
         return among.get(name, 0.0 if len(among) < NAMED else None)
 
 
@@ -98,7 +98,7 @@ class _Written(BaseModel):
     @classmethod
     def of(cls, sent: Sent) -> Self:
         return cls(
-            routes=[(*name, rate) for name, rate in sent.routes.items() if isinstance(name, Route)],
+            routes=[(*name, rate) for name, rate in sent.routes.items() if isinstance(name, SentRoute)],
             types=[(*name, rate) for name, rate in sent.types.items() if isinstance(name, EventType)],
         )
 
@@ -121,7 +121,7 @@ class SentHour:
     types: Sequence[Busy] = ()
 
 
-class History:
+class CurveHistory:
     """Counts what goes out, and keeps it in the table with the sampler's figures.
 
     Attributes:
@@ -197,7 +197,7 @@ def _sent(router: Router, counted: Mapping[Kind, float]) -> Sent:
     routes: defaultdict[Name, float] = defaultdict(float)
     types: defaultdict[Name, float] = defaultdict(float)
     for kind, rate in counted.items():
-        routes[Route(*router.address_of_kind(*kind))] += rate
+        routes[SentRoute(*router.address_of_kind(*kind))] += rate
         types[EventType(kind[-1])] += rate
     return Sent(time.monotonic(), _busiest(routes), _busiest(types))
 
@@ -213,7 +213,7 @@ def _read(at: float, text: str) -> list[Sent]:
         written = _Written.model_validate_json(text)
     except ValidationError:
         return []
-    routes: dict[Name, float] = {Route(*name): rate for *name, rate in written.routes[:NAMED]}
+    routes: dict[Name, float] = {SentRoute(*name): rate for *name, rate in written.routes[:NAMED]}
     types: dict[Name, float] = {EventType(name): rate for name, rate in written.types[:NAMED]}
     return [Sent(at, routes, types)]
 

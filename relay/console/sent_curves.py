@@ -6,14 +6,14 @@ from hashlib import sha256
 from urllib.parse import urlencode
 
 from relay.console.formats import short
-from relay.console.history import Busy, EventType, Name, Route, SentHour
+from relay.console.history import Busy, EventType, Name, SentHour, SentRoute
 from relay.console.live import Figure, figure
 
 LISTED = 8  # routes, and event types
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BusyLine:
     """One of the busiest, with the address of the overview that shows its curve."""
 
     id: str  # of the link, which keeps the focus of the keyboard
@@ -29,7 +29,7 @@ class Listed:
     """The busiest of a kind."""
 
     head: str
-    lines: Sequence[Line]
+    lines: Sequence[BusyLine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ def _figure(busy: Busy, hour: SentHour) -> Figure:
     return figure(_words(busy.name), short(busy.rate), "messages a second", values, words=short)
 
 
-def _line(busy: Busy, shown: Name | None) -> Line:
+def _line(busy: Busy, shown: Name | None) -> BusyLine:
     address = _address(busy.name)
-    return Line(
+    return BusyLine(
         f"sent-{sha256(address.encode()).hexdigest()[:12]}",
         _words(busy.name),
         address,
@@ -86,9 +86,9 @@ def _words(name: Name) -> str:
     match name:
         case EventType(words):
             return words
-        case Route(exchange, routing_key):
+        case SentRoute(exchange, routing_key):
             return f"{exchange or '(default)'} → {routing_key}"
 
 
 def _address(name: Name) -> str:
-    return f"?{urlencode(name._asdict() if isinstance(name, Route) else {'event_type': name.name})}"
+    return f"?{urlencode(name._asdict() if isinstance(name, SentRoute) else {'event_type': name.name})}"

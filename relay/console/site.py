@@ -20,7 +20,7 @@ from relay.console.checkup import Checkup
 from relay.console.consumers import Consumers
 from relay.console.database import INBOX_URL, Database, inbox_of
 from relay.console.failure_groups import FailureGroups
-from relay.console.history import History
+from relay.console.history import CurveHistory
 from relay.console.live import Live, failed_messages
 from relay.console.looks import Looks
 from relay.console.place import Location, place_of
@@ -71,7 +71,7 @@ class Site:
         # Its own connection: else it would take a wait for other users' looks for a database that does not answer.
         self._looking = Database(settings.database, settings.console, most=1, patience=LOOK_PATIENCE)
         self.sampler = Sampler(settings, self._looking, self.consumers.in_queues)
-        self.history = History(settings, self.database, self.sampler)
+        self.history = CurveHistory(settings, self.database, self.sampler)
         self.checkup = Checkup(settings, file)
         self.looks = Looks(settings.broker)
         self.runner = Runner(settings, partial(self.background.note, "jobs"), self._job_left)

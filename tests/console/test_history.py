@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from relay.config.settings import Settings
 from relay.console import history, sampler
-from relay.console.history import EventType, Name, Route
+from relay.console.history import EventType, Name, SentRoute
 from relay.console.sent_curves import LISTED
 from relay.console.site import Site
 from tests.console.rows import sent, waiting
@@ -20,7 +20,7 @@ from tests.console.site import browser, running
 from tests.support.events import named, times
 from tests.support.eventually import eventually
 
-ROUTE = Route("outbox", "customer.Paid")
+ROUTE = SentRoute("outbox", "customer.Paid")
 PLOT = re.compile(r'<path class="line" d="([^"]+)"/>')
 KEPT = """
     INSERT INTO outbox.console_history (at, backlog, sent)
@@ -74,7 +74,7 @@ async def test_a_console_goes_on_with_the_curves_of_the_one_before(settings: Set
 
     assert (points[0].backlog, points[-1].backlog) == (5, 0)
     assert {each.name for each in counted.types} == {EventType("Issued"), EventType("Paid")}
-    assert {each.name for each in counted.routes} == {Route("outbox", "customer.Issued"), ROUTE}
+    assert {each.name for each in counted.routes} == {SentRoute("outbox", "customer.Issued"), ROUTE}
     assert any(each.rate(ROUTE) for each in counted.sent)
 
 

@@ -48,9 +48,12 @@ ROWS = SQL("SELECT xmin::text, ctid::text, row::text FROM outbox.{} AS row ORDER
 SEQUENCES = "SELECT sequencename, last_value FROM pg_sequences WHERE schemaname = 'outbox' ORDER BY 1"
 
 
+KEPT_BY_ITSELF = "console_history"  # its curves, which the console writes without a request
+
+
 def written(connection: psycopg.Connection) -> dict[str, list[Any]]:
     """Return all versions of rows, and how far each sequence has come: also what wrote a row as it was is seen."""
-    tables = [name for (name,) in connection.execute(TABLES).fetchall()]
+    tables = [name for (name,) in connection.execute(TABLES).fetchall() if name != KEPT_BY_ITSELF]
     found = {name: connection.execute(ROWS.format(Identifier(name))).fetchall() for name in tables}
     return {**found, "sequences": connection.execute(SEQUENCES).fetchall()}
 

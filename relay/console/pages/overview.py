@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, StreamingResponse
 
 from relay.console.given import Viewer
-from relay.console.history import EventType, Route
+from relay.console.history import EventType, SentRoute
 from relay.console.live import FRAME, PARTS
 from relay.console.sent_curves import sent_curves
 from relay.console.site import Site, site_of
@@ -37,11 +37,11 @@ async def overview(
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK), aclosing(site.sampler.samples()) as samples:
                 await anext(samples, None)
-    chosen: EventType | Route | None = None
+    chosen: EventType | SentRoute | None = None
     if event_type is not None:
         chosen = EventType(event_type)
     elif exchange is not None or routing_key is not None:
-        chosen = Route(exchange or "", routing_key or "")
+        chosen = SentRoute(exchange or "", routing_key or "")
     return page(request, "overview.html", parts=site.live.parts(), sent=sent_curves(site.history.hour, chosen))
 
 
