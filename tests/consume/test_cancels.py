@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relay.config.settings import BrokerSettings
-from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
 from tests.consume.effects import CONSUMER, Queue, Table, count, running
 from tests.consume.sqlalchemy_handlers import HANDLERS, KINDS
 from tests.support.cancels import Open, Run, cancel_at, moments_of
@@ -30,7 +30,16 @@ def count_in_thread(message: Message, connection: Any) -> None:
 class Trials:
     """Consumers that work on a few messages each until they are stopped, or cancelled before."""
 
-    def __init__(self, queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings, handler: Any) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        table: Table,
+        inbox: Inbox,
+        broker: BrokerSettings,
+        handler: Any,
+        failures: FailurePolicy = FailurePolicy(),  # noqa: B008  (immutable)
+    ) -> None:
+        self._failures = failures
         self._queue = queue
         self._table = table
         self._inbox = inbox
@@ -63,7 +72,14 @@ class Trials:
         assert await self._queue.dead_count() == 0
 
     def _consumer(self) -> Consumer:
-        return Consumer(self._queue.name, [self._handler], inbox=self._inbox, broker=self._broker, work=WORK)
+        return Consumer(
+            self._queue.name,
+            [self._handler],
+            inbox=self._inbox,
+            broker=self._broker,
+            work=WORK,
+            failures=self._failures,
+        )
 
     async def _stop_when_applied(self, consumer: Consumer) -> None:
         await eventually(lambda: consumer.counters.acknowledged >= 3, "it has applied some")
@@ -105,7 +121,8 @@ async def test_a_consumer_of_each_kind_is_cancelled_at_every_moment(
     """
     handler = {"async": count, "thread": count_in_thread, **HANDLERS}[kind]
     used = Inbox(targets[kind], CONSUMER) if kind in KINDS else inbox
-    trials = Trials(queue, table, used, broker, handler)
+    # A cancel while it closes counts as a death of the process: nothing can take back then that a try has begun.
+    trials = Trials(queue, table, used, broker, handler, FailurePolicy(poison_limit=10_000 if again else 5))
 
     await cancel_at(await moments_of(trials.run), trials.run, again=again)
 

@@ -206,8 +206,8 @@ def _standing_of(tables: Tables, grant: Grant) -> GrantStanding:
 
 # What the migrations make; tests/doctor/test_foreign.py compares.
 TABLES = (
-    "api_answer", "archived_day", "batch", "begun_message", "consumer_queue", "dead_letter_audit", "failure",
-    "held_message", "inbox_memory", "job", "job_failure", "job_row", "lane_floor", "lane_pause", "message",
+    "api_answer", "archived_day", "batch", "begun_message", "console_history", "consumer_queue", "dead_letter_audit",
+    "failure", "held_message", "inbox_memory", "job", "job_failure", "job_row", "lane_floor", "lane_pause", "message",
     "message_archived", "message_count", "message_discarded", "message_parked", "message_pending",
     "message_quarantined", "message_sent", "message_state", "migration", "node", "operator_audit", "parked_failure",
     "pool", "pool_master", "pool_member", "pool_partition", "processed_message", "processed_message_undated",
