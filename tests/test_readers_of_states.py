@@ -38,6 +38,7 @@ ALLOWED = {
     ("relay/operate/parked/work.py", "UPDATE"): CHANGES,
     ("relay/operate/sent/selection.py", "a partition"): DAYS,
     ("relay/operate/sent/session.py", "SELECT"): BLOCKS,
+    ("relay/operate/throughput.py", "SELECT"): BLOCKS,
     ("relay/operate/sent/session.py", "a partition"): "waits for marks by their lock",
     ("relay/retention/kind.py", "a partition"): DAYS,
     ("spark/outbox_spark/move.py", "the table's name"): "inserts new rows",
