@@ -115,6 +115,7 @@ async def test_a_server_is_replaced_under_writers_relay_and_consumer(
             for step in (PREPARE, COPY, AWAIT_COPY):
                 await move.run(step)
             await load.comes_on(60)
+            await eventually(lambda: execute(move.blue, SAVED_IN) != [], "the relay has saved its floors", 30)
             relay.cancel()
             await asyncio.wait([relay])
             load.url = NOWHERE
