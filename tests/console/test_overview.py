@@ -46,12 +46,6 @@ async def test_what_the_doctor_has_found_goes_once_it_is_mended(
         await eventually(is_gone, "it is gone")
 
 
-PROBE = """
-    WITH noted AS (UPDATE outbox.quarantine SET probes = probes + 1, probed_at = now())
-    UPDATE outbox.message SET state = 'pending', available_at = now() WHERE id = %s
-"""
-
-
 async def test_a_route_that_is_tried_keeps_its_place_in_the_count_of_failures(settings: Settings, rows: Rows) -> None:
     head, behind = rows.quarantined("gone"), rows.quarantined("gone")
     rows.connection.execute("UPDATE outbox.message SET held_behind = %s WHERE id = %s", [head, behind])
@@ -63,7 +57,7 @@ async def test_a_route_that_is_tried_keeps_its_place_in_the_count_of_failures(se
             return site.sampler.latest.number if site.sampler.latest else 0
 
         await eventually(lambda: site.failed_messages == 1, "one row has failed, and the other waits behind it")
-        rows.connection.execute(PROBE, [head])
+        rows.probe(head)
         seen = looks()
         await eventually(lambda: looks() >= seen + 2, "it has looked again")  # one look may have begun before
 

@@ -57,6 +57,14 @@ class Rows:
         )
         return row
 
+    def probe(self, row: int) -> None:
+        """Let a row in quarantine go out as the probe of its route, as a relay does."""
+        self.connection.execute(
+            "WITH noted AS (UPDATE outbox.quarantine SET probes = probes + 1, probed_at = now())"
+            " UPDATE outbox.message SET state = 'pending', available_at = now() WHERE id = %s",
+            [row],
+        )
+
     def node(self, name: str = "relay-1", *, age: float = 0, **columns: Any) -> None:
         """Write a relay's heartbeat, `age` seconds old; our session has the lock that the relay's would have."""
         values = {"name": name, "backend_pid": 1, "lanes": LANES, "version": "0.1.0", **columns}

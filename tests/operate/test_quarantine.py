@@ -19,10 +19,6 @@ from tests.support.process import wait_for
 
 BY, WHY = "ada", "too late"
 TRY = "UPDATE outbox.message SET state = 'pending' WHERE id = %s"  # as the relay does, which keeps the route's number
-PROBE = """
-    WITH noted AS (UPDATE outbox.quarantine SET probes = probes + 1, probed_at = now())
-    UPDATE outbox.message SET state = 'pending', available_at = now() WHERE id = %s
-"""
 PUT_BACK = "UPDATE outbox.message SET state = 'quarantined' WHERE id = %s"
 
 
@@ -87,7 +83,7 @@ def test_what_comes_after_the_order_stays(rows: Rows, connection: psycopg.Connec
 
 def test_a_row_that_is_tried_is_counted_until_it_is_sent(rows: Rows, tables: Tables) -> None:
     row = rows.quarantined("gone")
-    rows.connection.execute(PROBE, [row])
+    rows.probe(row)
     (tried,), (group,) = list_routes(tables), list_route_groups(tables)
     rows.connection.execute(PUT_BACK, [row])
     (back,) = list_routes(tables)
@@ -103,7 +99,7 @@ def test_a_look_for_the_row_that_is_tried_reads_no_backlog(rows: Rows, tables: T
         "INSERT INTO outbox.message (aggregate_type, event_type, payload, available_at)"
         " SELECT 'order', 'Placed', '{}', now() + n * interval '1 minute' FROM generate_series(1, 5000) AS n"
     )
-    rows.connection.execute(PROBE, [row])
+    rows.probe(row)
     figures = {"initial": 0.5, "maximum": 5.0, "a_second": 20, "is_behind": IS_BEHIND}
 
     plan = explain(rows.connection, READ_ROUTES.format(schema=Identifier("outbox"), **figures))
