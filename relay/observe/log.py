@@ -24,7 +24,6 @@ AMQP_LIBRARIES = {"aio_pika", "aiormq"}
 # Logged at each try to connect, in addition to the exception that the caller gets: every few seconds of an outage.
 FAILED_TRY = "error when creating transport: %r"
 
-
 # The event of a library's line, by the first part of its logger's name. Its words change with its releases.
 LIBRARIES = {
     "aio_pika": "broker.library_warned",

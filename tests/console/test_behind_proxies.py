@@ -20,11 +20,10 @@ from tests.console.site import serving_at, users
 from tests.console.windows import LONG, NEEDS_CHROMIUM, expect_state, log_in, open_tab
 from tests.operate.rows import Rows
 from tests.support.caddy import Caddy
-from tests.support.caddy import is_installed as caddy_is_installed
 from tests.support.certificates import Authority
 from tests.support.events import named
+from tests.support.front_proxy import FrontProxy
 from tests.support.nginx import Nginx
-from tests.support.nginx import is_installed as nginx_is_installed
 
 PAGE = Path(__file__).parents[2] / "docs" / "proxy.md"
 TABS = 8
@@ -55,7 +54,7 @@ class Proxy(NamedTuple):
     """A proxy and the heading of its block for a console at the root of a name."""
 
     heading: str
-    make: Callable[[str, dict[str, bytes]], Nginx | Caddy]
+    make: Callable[[str, dict[str, bytes]], FrontProxy]
 
 
 @pytest.fixture(
@@ -68,8 +67,8 @@ class Proxy(NamedTuple):
             ),
         )
         for proxy, is_installed in (
-            (Proxy("nginx", nginx), nginx_is_installed()),
-            (Proxy("Caddy", caddy), caddy_is_installed()),
+            (Proxy("nginx", nginx), Nginx.is_installed()),
+            (Proxy("Caddy", caddy), Caddy.is_installed()),
         )
     ]
 )
@@ -78,7 +77,7 @@ def proxy(request: pytest.FixtureRequest) -> Proxy:
     return found
 
 
-def made(proxy: Proxy, heading: str, folder: Path, ports: dict[str, int]) -> Nginx | Caddy:
+def made(proxy: Proxy, heading: str, folder: Path, ports: dict[str, int]) -> FrontProxy:
     """Return a proxy with a block of the page, in front of consoles that listen on these ports."""
     certificate = Authority(folder).issue("localhost", "127.0.0.1")
     files = {"relay.crt": certificate.file.read_bytes(), "relay.key": certificate.key.read_bytes()}
@@ -93,7 +92,7 @@ def listener() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
-def address_of(server: Nginx | Caddy) -> str:
+def address_of(server: FrontProxy) -> str:
     return f"https://127.0.0.1:{server.port}"
 
 
@@ -177,7 +176,7 @@ async def test_a_proxy_tells_the_address_of_a_client_that_forges_another(
     proxy: Proxy, settings: Settings, tmp_path: Path
 ) -> None:
     with listener() as behind, made(proxy, proxy.heading, tmp_path, {"8420": port_of(behind)}) as server:
-        assert isinstance(server, Nginx | Caddy)
+        assert isinstance(server, FrontProxy)
         section = {**users(tmp_path), "origin": address_of(server), "trusted_proxies": "127.0.0.1"}
         async with (
             serving_at(behind, settings, **section),

@@ -1,18 +1,17 @@
 """A consumer that is cancelled, at whatever moment, leaves nothing open and loses nothing."""
 
-import asyncio
 import random
 from collections import defaultdict
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
+from tests.consume.cancelled import run_once
 from tests.consume.effects import CONSUMER, Queue, Table, count, running
 from tests.consume.sqlalchemy_handlers import HANDLERS, KINDS
-from tests.support.cancels import Open, Run, cancel_at, moments_of
+from tests.support.cancels import Run, cancel_at, moments_of
 from tests.support.eventually import eventually
 
 WORK = WorkPolicy(concurrency=2)
@@ -52,14 +51,7 @@ class Trials:
         for key in "aab":
             self._sent[key].append(len(self._sent[key]))
             await self._queue.send(self._sent[key][-1], key=key)
-        before = Open.now()
-        consumer = self._consumer()
-        with run.of(consumer.run(signals=False)) as task:
-            stopping = asyncio.create_task(self._stop_when_applied(consumer))
-            with suppress(asyncio.CancelledError):
-                await task
-            stopping.cancel()
-        await before.is_all()
+        await run_once(run, self._consumer(), applies=3)
 
     async def see(self) -> None:
         """See that each message is applied once, in order per key."""
@@ -80,10 +72,6 @@ class Trials:
             work=WORK,
             failures=self._failures,
         )
-
-    async def _stop_when_applied(self, consumer: Consumer) -> None:
-        await eventually(lambda: consumer.counters.acknowledged >= 3, "it has applied some")
-        consumer.stop()
 
     async def _has_applied(self, most: int) -> bool:
         return await self._table.inbox_count() >= most

@@ -1,12 +1,10 @@
-"""A private Caddy: own folder and port on loopback, ended with us."""
+"""A private Caddy."""
 
-import os
 import shutil
-import signal
+from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.process import Process, ServerError, free_port, is_listening
-from tests.support.server import Server
+from tests.support.front_proxy import FrontProxy
 
 PROGRAM = "caddy"
 
@@ -19,44 +17,18 @@ MAIN = """
 """
 
 
-class Caddy(Server):
-    """A proxy with one site.
+class Caddy(FrontProxy):
+    NAME, CONFIGURATION = "Caddy", "Caddyfile"
 
-    Args:
-        site: its text, in which `{port}` is where it listens and `{folder}` its folder.
-        files: put into its folder, by their names.
-    Attributes:
-        text: as it is read at the start.
-    """
+    @classmethod
+    def is_installed(cls) -> bool:
+        return shutil.which(PROGRAM) is not None
 
-    IN_ORDER = signal.SIGTERM
+    def _command(self, folder: Path) -> list[str | Path]:
+        return [PROGRAM, "run", "--config", folder / self.CONFIGURATION, "--adapter", "caddyfile"]
 
-    def __init__(self, site: str, files: dict[str, bytes]) -> None:
-        super().__init__(None, durable=False)
-        self.port = free_port()
-        self.text = site
-        self._files = files
+    def _whole(self, site: str, folder: Path) -> str:  # noqa: ARG002  (as of every proxy)
+        return MAIN + site
 
-    def start(self) -> None:
-        kept = {name: str(self._folder) for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME")}
-        self._process = Process(
-            [PROGRAM, "run", "--config", self._folder / "Caddyfile", "--adapter", "caddyfile"],
-            log=self._folder / "caddy.log",
-            environment={**os.environ, **kept},
-            folder=self._folder,
-        )
-        self._process.wait_until(lambda: is_listening(self.port), 60)
-
-    def _prepare(self, folder: Path) -> None:
-        if not is_installed():
-            raise ServerError("Caddy is not installed; `tests/support/packages test` installs it")
-        self._folder = folder
-        for name, content in self._files.items():
-            (folder / name).write_bytes(content)
-        site = self.text.replace("{port}", str(self.port)).replace("{folder}", str(folder))
-        (folder / "Caddyfile").write_text(MAIN + site)
-
-
-def is_installed() -> bool:
-    """Whether this machine has Caddy."""
-    return shutil.which(PROGRAM) is not None
+    def _environment(self, folder: Path) -> Mapping[str, str]:
+        return dict.fromkeys(("XDG_CONFIG_HOME", "XDG_DATA_HOME"), str(folder))

@@ -1,10 +1,8 @@
-"""A private nginx: own folder and port on loopback, ended with us."""
+"""A private nginx."""
 
-import signal
 from pathlib import Path
 
-from tests.support.process import Process, ServerError, free_port, is_listening
-from tests.support.server import Server
+from tests.support.front_proxy import FrontProxy
 
 PROGRAM = Path("/usr/sbin/nginx")  # no user but root has its folder in PATH
 
@@ -26,42 +24,15 @@ http {{
 """
 
 
-class Nginx(Server):
-    """A proxy with one block `server`.
+class Nginx(FrontProxy):
+    NAME, CONFIGURATION = "nginx", "nginx.conf"
 
-    Args:
-        server: its text, in which `{port}` is where it listens and `{folder}` its folder.
-        files: put into its folder, by their names.
-    Attributes:
-        text: as it is read at the start.
-    """
+    @classmethod
+    def is_installed(cls) -> bool:
+        return PROGRAM.exists()
 
-    IN_ORDER = signal.SIGTERM
+    def _command(self, folder: Path) -> list[str | Path]:
+        return [PROGRAM, "-p", folder, "-c", folder / self.CONFIGURATION]
 
-    def __init__(self, server: str, files: dict[str, bytes]) -> None:
-        super().__init__(None, durable=False)
-        self.port = free_port()
-        self.text = server
-        self._files = files
-
-    def start(self) -> None:
-        self._process = Process(
-            [PROGRAM, "-p", self._folder, "-c", self._folder / "nginx.conf"],
-            log=self._folder / "nginx.log",
-            folder=self._folder,
-        )
-        self._process.wait_until(lambda: is_listening(self.port), 60)
-
-    def _prepare(self, folder: Path) -> None:
-        if not is_installed():
-            raise ServerError("nginx is not installed; `tests/support/packages test` installs it")
-        self._folder = folder
-        for name, content in self._files.items():
-            (folder / name).write_bytes(content)
-        server = self.text.replace("{port}", str(self.port)).replace("{folder}", str(folder))
-        (folder / "nginx.conf").write_text(MAIN.format(folder=folder, server=server))
-
-
-def is_installed() -> bool:
-    """Whether this machine has nginx."""
-    return PROGRAM.exists()
+    def _whole(self, site: str, folder: Path) -> str:
+        return MAIN.format(folder=folder, server=site)

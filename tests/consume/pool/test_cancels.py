@@ -1,17 +1,16 @@
 """A member that is cancelled, at whatever moment, leaves nothing open, and the next one goes on."""
 
-import asyncio
 import random
-from contextlib import suppress
 
 import pytest
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Inbox
 from relay.consume.pool import PartitionedConsumer, PoolPolicy
+from tests.consume.cancelled import run_once
 from tests.consume.effects import QUEUE, Table, count, running
 from tests.consume.pool.partitions import Partitions
-from tests.support.cancels import Open, Run, cancel_at, moments_of
+from tests.support.cancels import Run, cancel_at, moments_of
 from tests.support.eventually import eventually
 
 KEYS = 3
@@ -32,14 +31,7 @@ class Trials:
         """Run a member once, and see that nothing of it is left open."""
         await self._partitions.send(range(self._sent, self._sent + KEYS), keys=KEYS)
         self._sent += KEYS
-        before = Open.now()
-        member = self._member()
-        with run.of(member.run(signals=False)) as task:
-            stopping = asyncio.create_task(self._stop_when_applied(member))
-            with suppress(asyncio.CancelledError):
-                await task
-            stopping.cancel()
-        await before.is_all()
+        await run_once(run, self._member(), applies=KEYS)
 
     async def see(self) -> None:
         """See that each message is applied once, in order per key."""
@@ -51,10 +43,6 @@ class Trials:
     def _member(self) -> PartitionedConsumer:
         policy = PoolPolicy(on_assigned=lambda _: None)
         return PartitionedConsumer(QUEUE, [count], inbox=self._inbox, broker=self._broker, pool=policy)
-
-    async def _stop_when_applied(self, member: PartitionedConsumer) -> None:
-        await eventually(lambda: member.counters.acknowledged >= KEYS, "it has applied some")
-        member.stop()
 
     async def _has_applied_all(self) -> bool:
         return await self._table.inbox_count() >= self._sent
