@@ -155,12 +155,16 @@ async def test_without_the_table_curves_go_on_and_one_line_says_so(settings: Set
 async def test_the_page_lists_the_busiest_of_many_and_draws_the_chosen(settings: Settings, database_url: str) -> None:
     async with running(settings) as app, browser(app) as client:
         site: Site = app.state.site
+        looks = [site.history.hour]
 
         def counted() -> bool:
-            with psycopg.connect(database_url) as connection:
-                connection.execute(TYPES, [999])
-                connection.execute(TYPES, [3])
-            return len(site.history.hour.sent) >= 2
+            """Write once a step: of more rows only a part is read, and another type may seem the busiest."""
+            if site.history.hour is not looks[-1]:
+                looks.append(site.history.hour)
+                with psycopg.connect(database_url) as connection:
+                    connection.execute(TYPES, [999])
+                    connection.execute(TYPES, [3])
+            return len(site.history.hour.types) == history.NAMED
 
         await eventually(counted, "it has counted")
         overview = await client.get("/")
