@@ -17,7 +17,7 @@ from relay.console.access.tokens import TokenFile
 from relay.operate.operation import Role
 from tests.console.rows import waiting
 from tests.console.site import serving_at, users
-from tests.console.windows import LONG, NEEDS_CHROMIUM, expect_state, log_in, open_tab
+from tests.console.windows import LONG, NEEDS_CHROMIUM, expect_login, expect_state, log_in, open_tab
 from tests.operate.rows import Rows
 from tests.support.caddy import Caddy
 from tests.support.certificates import Authority
@@ -122,7 +122,7 @@ async def test_many_tabs_of_a_browser_are_alive_behind_a_proxy(
                 for tab in tabs:
                     await expect(tab.locator(".verdict")).to_contain_text("3 parked", timeout=LONG)
                 await first.get_by_role("button", name="Log out").click()
-                await expect(first.get_by_label("Password")).to_be_visible(timeout=LONG)
+                await expect_login(first, *tabs)
 
 
 @NEEDS_CHROMIUM

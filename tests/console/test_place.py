@@ -14,7 +14,7 @@ from relay.console.verdict import Mood
 from relay.operate.operation import Role
 from tests.console.rows import waiting
 from tests.console.site import browser, running, serving, users
-from tests.console.windows import LONG, NEEDS_CHROMIUM, expect_state, log_in, open_tab, window
+from tests.console.windows import LONG, NEEDS_CHROMIUM, expect_login, expect_state, log_in, open_tab, window
 
 TABS = 8  # browsers allow six connections to a server
 
@@ -150,5 +150,4 @@ async def test_a_session_that_ends_leads_every_tab_to_the_login(
         third = await open_tab(context, f"{address}/jobs")
         await third.get_by_role("button", name="Log out").click()
 
-        for tab in (first, second):
-            await expect(tab.get_by_label("Password")).to_be_visible(timeout=LONG)
+        await expect_login(first, second, third)

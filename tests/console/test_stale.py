@@ -15,7 +15,7 @@ from relay.operate.operation import Role
 from tests.cli.command import RELAY, Command
 from tests.console.rows import waiting
 from tests.console.site import serving, users
-from tests.console.windows import NEEDS_CHROMIUM, log_in
+from tests.console.windows import NEEDS_CHROMIUM, expect_login, log_in
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 from tests.support.process import free_port, is_listening
@@ -139,6 +139,7 @@ async def test_a_page_whose_session_is_over_goes_to_the_login(
         await other.get_by_role("button", name="Log out").click()
 
         await page.wait_for_url(f"{address}/login?next=**", timeout=LONG)
+        await expect_login(page, other)
         await context.close()
 
 

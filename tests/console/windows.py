@@ -61,6 +61,13 @@ async def log_in(page: Page, name: str) -> None:
     await page.get_by_role("button", name="Log in").click()
 
 
+async def expect_login(*tabs: Page) -> None:
+    """Wait until each tab has loaded the login page: Chromium may never close some that are on their way to it."""
+    for tab in tabs:
+        await expect(tab.get_by_label("Password")).to_be_visible(timeout=LONG)
+        await tab.wait_for_load_state()
+
+
 async def open_tab(context: BrowserContext, address: str) -> Page:
     """Return a new tab that shows the page of this address."""
     page = await context.new_page()
