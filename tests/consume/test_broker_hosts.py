@@ -1,13 +1,16 @@
 """A consumer fails over by the list of hosts in RELAY_BROKER_URL, and declares nothing there."""
 
+import pytest
 from pamqp.commands import Basic, Exchange
 from pamqp.commands import Queue as Methods
 
 from relay.config.settings import Settings
 from relay.consume import Consumer, Inbox, WorkPolicy
+from relay.consume.failed.copy_publisher import CopyPublisher, CopyRefusedError
 from tests.consume.effects import Queue, Table, count, running
 from tests.consume.policies import QUICK
-from tests.faults.hosts import to_hosts, two_hosts
+from tests.faults.hosts import broker_host, to_hosts, two_hosts
+from tests.support.deaf import DeafProxy
 from tests.support.eventually import eventually
 from tests.support.proxy import FaultProxy, Way
 
@@ -54,6 +57,17 @@ async def test_after_a_loss_the_next_host_comes_first_and_nothing_is_declared(
     assert consumer.counters.broker_losses == {"lost": 1}
     # In a split a node may take declarations, give messages to them and lose both.
     assert sent_to(second) & DECLARATIONS == set()
+
+
+async def test_a_host_that_confirms_no_copy_is_left_for_the_next(queue: Queue, settings: Settings) -> None:
+    host = broker_host(settings)
+    async with DeafProxy(*host) as deaf, FaultProxy(*host) as other:
+        outgoing = CopyPublisher(to_hosts(settings, deaf, other, confirm_timeout=1.0).broker, "copies")
+        with pytest.raises(CopyRefusedError, match="no answer within 1 s"):
+            await outgoing.publish(queue.name, Basic.Properties(message_id="1"), b"")
+
+        await outgoing.publish(queue.name, Basic.Properties(message_id="1"), b"")
+        await outgoing.close()
 
 
 async def test_what_was_in_hand_when_a_host_was_lost_takes_effect_once(

@@ -21,9 +21,14 @@ def with_url(settings: Settings, url: str, **broker: float) -> Settings:
     return settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(url), **broker})})
 
 
+def broker_host(settings: Settings) -> tuple[str, int]:
+    """Return the name and port for which a proxy can stand."""
+    url = URL(settings.broker.url.get_secret_value())
+    return str(url.host), url.port or 5672
+
+
 @asynccontextmanager
 async def two_hosts(settings: Settings) -> AsyncIterator[tuple[FaultProxy, FaultProxy]]:
-    url = URL(settings.broker.url.get_secret_value())
-    host, port = str(url.host), url.port or 5672
-    async with FaultProxy(host, port) as first, FaultProxy(host, port) as second:
+    host = broker_host(settings)
+    async with FaultProxy(*host) as first, FaultProxy(*host) as second:
         yield first, second

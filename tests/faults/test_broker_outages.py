@@ -14,8 +14,9 @@ from yarl import URL
 from relay.config.settings import Settings
 from relay.servers.rabbitmq import connection as broker
 from tests.engine.conftest import Outbox, Reader, RunNode
-from tests.faults.hosts import to_hosts, two_hosts
+from tests.faults.hosts import broker_host, to_hosts, two_hosts
 from tests.faults.load import relaying, under_load
+from tests.support.deaf import DeafProxy
 from tests.support.eventually import eventually
 from tests.support.process import free_port
 from tests.support.proxy import FaultProxy, Way
@@ -86,6 +87,29 @@ async def test_a_mute_host_is_left_for_the_next_before_a_confirm_is_overdue(
 
     assert await queue.ids(1) == [id_]
     assert await outbox.column("attempts", id_) == 0
+
+
+@pytest.mark.usefixtures("queue")
+@pytest.mark.parametrize("is_second_deaf", [False, True])
+async def test_a_host_that_confirms_nothing_is_left_for_the_next(
+    outbox: Outbox, settings: Settings, run_node: RunNode, *, is_second_deaf: bool
+) -> None:
+    """A host takes messages and confirms none; the next does so too, and gets probes alone; each is left."""
+    host = broker_host(settings)
+    async with DeafProxy(*host) as first, DeafProxy(*host) as second:
+        second.is_deaf = is_second_deaf
+        async with run_node(to_hosts(settings, first, second, confirm_timeout=2.0)) as node:
+            id_ = await outbox.insert()
+            await eventually(lambda: second.connections == 1, "it tries the second")
+            first.is_deaf = False
+
+            async def is_sent() -> bool:
+                return await outbox.column("state", id_) == "sent"
+
+            await eventually(is_sent, "it finds a host that confirms")
+            losses = node.snapshot().broker_losses
+
+    assert losses == {"silent": 2 if is_second_deaf else 1}
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_a_lost_connection(

@@ -73,7 +73,7 @@ class CopyPublisher:
             if not (self._connection.is_lost or self._channel.is_closed):
                 return self._connection, self._channel
             await self._connection.hang_up()
-        self._connection = await connect(self._broker, self._name)
+        self._connection = await connect(self._broker, self._name, after=self._connection)
         try:
             self._channel = await open_channel_within(self._connection, self._broker.connect_timeout, confirms=True)
         except BrokerUnavailableError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from math import isinf
+from math import inf, isinf
 from typing import NamedTuple, Protocol
 
 from aiormq.abc import AbstractChannel as Underlay
@@ -55,6 +55,9 @@ REOPEN_AFTER = 0.02  # seconds; a row that closes each channel must not make a h
 # while a quorum queue elects its leader keeps asking the old leader. RabbitMQ 3.10 then refuses every message on the
 # channel for as long as the old leader's node is down.
 RENEW_AFTER, RENEW_AFTER_MAX = 0.1, 30.0
+# Seconds in which a host confirms nothing while messages wait, after which the relay tries the next one: from
+# `broker.confirm_timeout` on, and doubled each time. A host of RabbitMQ 4.3 that has lost the other nodes does so.
+DEAF_AFTER_MAX = 600.0
 CONFIRMS = True  # on every channel: only a confirm shows that the broker has taken a message
 HINDERED_AFTER = 2.0  # seconds without a connection that works, after which other nodes should take the lanes
 ATTEMPTS = 3  # of one declaration, each on a new connection: one that ends each of them must not prevent the start
@@ -139,6 +142,8 @@ class BrokerLink:
         self._refused_all: RefusedAll | None = None  # by the broker, on the last connection
         self._blocked_before = 0.0  # on connections that have ended
         self._renew_after = RENEW_AFTER
+        self._deaf_after = settings.broker.confirm_timeout
+        self._confirmed_at = -inf  # what `Refusals` said at the last look
         self.up = asyncio.Event()
         self.reconnects: dict[str, int] = Counter()
 
@@ -247,12 +252,30 @@ class BrokerLink:
         while not connection.is_lost and self._left is not connection:
             async with answer_within("open a channel", self._settings.broker.connect_timeout):
                 channel = await broker.open_channel(connection, confirms=CONFIRMS)
-            if await self._publish(connection, channel, prober) is not LinkVerdict.CLOSED:
-                # If the broker opens the next channel in time, it is alive. Then a queue takes nothing, and another
-                # host would not help.
+            verdict = await self._publish(connection, channel, prober)
+            if verdict is LinkVerdict.OVERDUE:
+                self._note_overdue(prober)
+            if verdict is not LinkVerdict.CLOSED:
                 await close_channel(channel)
             self._check_refused(prober)
             await asyncio.sleep(REOPEN_AFTER)
+
+    def _note_overdue(self, prober: Prober) -> None:
+        timeout = self._settings.broker.confirm_timeout
+        if asyncio.get_running_loop().time() - self._refusals.confirmed_at >= timeout:
+            prober.note_unanswered(timeout)
+            self._check_deaf(prober)
+
+    def _check_deaf(self, prober: Prober) -> None:
+        """Raise if messages wait, and this host has confirmed nothing for too long."""
+        if self._refusals.confirmed_at != self._confirmed_at:
+            self._confirmed_at = self._refusals.confirmed_at
+            self._deaf_after = self._settings.broker.confirm_timeout
+            prober.unanswered_since = None
+        elif (waited := prober.unanswered_for) >= self._deaf_after:
+            self._deaf_after = min(2 * self._deaf_after, DEAF_AFTER_MAX)
+            silence = f"nothing confirmed for {waited:.0f} s"
+            raise BrokerSilentError(silence, silence)
 
     def _check_refused(self, prober: Prober) -> None:
         self._refused_all = prober.refused_all
@@ -330,6 +353,7 @@ class BrokerLink:
                 log.info("broker.left", host=str(connection.host), in_flight=self._sender.in_flight)
                 return LinkVerdict.LEFT
             self._check_refused(prober)
+            self._check_deaf(prober)
             hindrance = connection.hindrance
             if hindrance is not None:
                 self._health.degrade("broker", hindrance)

@@ -57,6 +57,7 @@ class Prober:
         router: finds the addresses of rows.
     Attributes:
         refused_all: set when the broker has refused every message; the connection is of no more use.
+        unanswered_since: since when messages have no answer, by the connection's clock; None once one has come.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Prober:
     ) -> None:
         self.router = router
         self.refused_all: RefusedAll | None = None
+        self.unanswered_since: float | None = None
         self._connection = connection
         self._wire_on = wire_on
         self._settle = settle
@@ -194,11 +196,24 @@ class Prober:
             sending.cancel()
             (error,) = await asyncio.gather(sending, return_exceptions=True)
         if answer.done():
+            self.unanswered_since = None
             return answer.result()
         if isinstance(error, Exception):
             raise error
-        reason = f"no confirm within {ANSWER_WITHIN:g} s" if clock() >= until else LOST
-        return Settled((row,), Outcome.BARRED, reason)
+        if clock() < until:
+            return Settled((row,), Outcome.BARRED, LOST)
+        self.note_unanswered(ANSWER_WITHIN)
+        return Settled((row,), Outcome.BARRED, f"no confirm within {ANSWER_WITHIN:g} s")
+
+    @property
+    def unanswered_for(self) -> float:
+        """The seconds for which messages have no answer, without those in which the broker blocks publishing."""
+        return 0.0 if self.unanswered_since is None else self._connection.clock() - self.unanswered_since
+
+    def note_unanswered(self, seconds: float) -> None:
+        """Note that a message has had no answer for this number of seconds."""
+        if self.unanswered_since is None:
+            self.unanswered_since = self._connection.clock() - seconds
 
     async def _send(self, row: Row, answer: asyncio.Future[Settled], *, redelivered: bool) -> None:
         def settle(settled: Settled) -> None:
