@@ -6,7 +6,7 @@ docs/failover.md#poolers has the same table.
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from relay.errors import leaves
 from relay.outbox import Event, add
 from relay.publisher import DurablePublisher
 from relay.retention.drop import Retention
+from relay.servers.postgres.pooler import Lends, lends
 from tests.cli.command import Command
 from tests.cli.tree import TREE
 from tests.consume.effects import EFFECTS, QUEUE, Queue, Table, count
@@ -328,6 +329,27 @@ async def test_each_part_works_or_refuses_where_a_pooler_lends_them(part: str, p
     else:
         assert len(refused) == 1
         assert LENT_OUT in refused[0]
+
+
+@pytest.mark.parametrize("pooler", [PoolMode.TRANSACTION], indirect=True)
+def test_a_look_that_another_client_misleads_does_not_mislead_the_next(place: Place) -> None:
+    connections = [psycopg.connect(place.pooled, autocommit=True, prepare_threshold=None) for _ in range(3)]
+    with connections[0] as ours, connections[1] as other, connections[2] as stranger:
+        misleading = iter([True])
+
+        @contextmanager
+        def begin_late() -> Iterator[None]:
+            """The first time, begin while a stranger has our process: it is free for us again, and not for `other`."""
+            with ExitStack() as held:
+                if next(misleading, False):
+                    held.enter_context(stranger.transaction())
+                with begin():
+                    held.close()
+                    yield
+
+        begin, other.transaction = other.transaction, begin_late  # type: ignore[method-assign]
+
+        assert lends(ours, other) is Lends.BETWEEN_TRANSACTIONS
 
 
 # What it cannot do without; no job, row or lane of that number need be there.

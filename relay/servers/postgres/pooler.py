@@ -27,7 +27,8 @@ class Lends(Enum):
 
 
 # The second connection of each function opens transactions meanwhile. If a pooler lends sessions out, the second one
-# gets the first one's server process for a transaction, and the first one gets another process.
+# gets the first one's server process for a transaction, and the first one gets another process. Each look begins with a
+# transaction of the first one: poolers give away the process next that came back last.
 
 
 def lends(connection: psycopg.Connection, other: psycopg.Connection) -> Lends:
@@ -38,8 +39,8 @@ def lends(connection: psycopg.Connection, other: psycopg.Connection) -> Lends:
             return backend(connection)
 
     try:
-        ours = process()
         for _ in range(LOOKS):
+            ours = process()
             with other.transaction():
                 is_lent = backend(other) == ours or process() != ours
             if is_lent:
@@ -58,8 +59,8 @@ async def lends_async(connection: psycopg.AsyncConnection, other: psycopg.AsyncC
             return await backend_async(connection)
 
     try:
-        ours = await process()
         for _ in range(LOOKS):
+            ours = await process()
             async with other.transaction():
                 is_lent = await backend_async(other) == ours or await process() != ours
             if is_lent:
