@@ -104,7 +104,7 @@ async def test_a_host_that_confirms_nothing_is_left_for_the_next(
             first.is_deaf = False
 
             async def is_sent() -> bool:
-                return await outbox.column("state", id_) == "sent"
+                return str(await outbox.column("state", id_)) == "sent"
 
             await eventually(is_sent, "it finds a host that confirms")
             losses = node.snapshot().broker_losses

@@ -332,10 +332,12 @@ async def test_each_part_works_or_refuses_where_a_pooler_lends_them(part: str, p
 
 
 @pytest.mark.parametrize("pooler", [PoolMode.TRANSACTION], indirect=True)
-def test_a_look_that_another_client_misleads_does_not_mislead_the_next(place: Place) -> None:
+def test_a_look_that_another_client_misleads_does_not_mislead_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connections = [psycopg.connect(place.pooled, autocommit=True, prepare_threshold=None) for _ in range(3)]
     with connections[0] as ours, connections[1] as other, connections[2] as stranger:
-        misleading = iter([True])
+        begin, misleading = other.transaction, iter([True])
 
         @contextmanager
         def begin_late() -> Iterator[None]:
@@ -347,7 +349,7 @@ def test_a_look_that_another_client_misleads_does_not_mislead_the_next(place: Pl
                     held.close()
                     yield
 
-        begin, other.transaction = other.transaction, begin_late  # type: ignore[method-assign]
+        monkeypatch.setattr(other, "transaction", begin_late)
 
         assert lends(ours, other) is Lends.BETWEEN_TRANSACTIONS
 
