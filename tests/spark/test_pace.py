@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import TimestampNTZType
 
 import outbox_spark
 from outbox_spark import OutboxBatch, WriteLimits
@@ -77,10 +78,10 @@ def test_a_moment_is_the_same_in_each_time_zone_of_spark(
 
 
 def test_a_moment_without_a_time_zone_is_refused(options: Options) -> None:
-    columns = pa.schema([*ROWS, pa.field("wall_clock", pa.timestamp("us"))])
+    columns = from_arrow_schema(ROWS).add("wall_clock", TimestampNTZType())
 
     with pytest.raises(outbox_spark.OutboxWriteError, match="takes a timestamp, not timestamp_ntz"):
-        prepare({**options, "availableAtColumn": "wall_clock"}, from_arrow_schema(columns), overwrite=False)
+        prepare({**options, "availableAtColumn": "wall_clock"}, columns, overwrite=False)
 
 
 def test_each_event_names_its_moment(spark: SparkSession, options: Options, connection: psycopg.Connection) -> None:
