@@ -32,10 +32,18 @@ class Ways(NamedTuple):
 
     def silence(self, servers: str) -> None:
         """Hold every answer of these servers, also on new connections."""
-        if "database" in servers:
-            self.database.hold(Way.DOWN)
-        if "broker" in servers:
-            self.broker.hold(Way.DOWN)
+        for proxy in self._to(servers):
+            proxy.hold(Way.DOWN)
+
+    def end(self, servers: str) -> None:
+        """End every connection to these servers, and take no more."""
+        for proxy in self._to(servers):
+            proxy.refusing = True
+            proxy.cut()
+
+    def _to(self, servers: str) -> list[FaultProxy]:
+        proxies = {"database": self.database, "broker": self.broker}
+        return [proxy for name, proxy in proxies.items() if name in servers]
 
 
 @asynccontextmanager
@@ -62,6 +70,10 @@ async def _stop(node: Node, running: asyncio.Task[None]) -> None:
     running.result()
 
 
+async def delivered_to(queue: Reader) -> set[int]:
+    return {int(str(message.headers["x-outbox-id"])) for message in await queue.everything()}
+
+
 @pytest.mark.parametrize("is_loaded", [False, True], ids=["idle", "loaded"])
 @pytest.mark.parametrize("silent", ["database", "broker", "database and broker"])
 async def test_a_stop_with_silent_servers_takes_its_time_and_no_more(
@@ -86,8 +98,29 @@ async def test_a_stop_with_silent_servers_takes_its_time_and_no_more(
     written = [*await outbox.ids("pending"), *await outbox.ids("sent")]
     async with run_node():
         await eventually(outbox.is_empty, "another relay sends the rest")
-    delivered = {int(str(message.headers["x-outbox-id"])) for message in await queue.everything()}
-    assert delivered == set(written)
+    assert await delivered_to(queue) == set(written)
+
+
+@pytest.mark.parametrize("gone", ["database", "broker", "database and broker"])
+async def test_a_sidecar_that_ends_first_takes_servers_away_from_the_drain(
+    gone: str, *, ways: Ways, outbox: Outbox, queue: Reader, run_node: RunNode
+) -> None:
+    """A relay drains, and what it connects through ends; it ends in its time, and another relay sends the rest."""
+    node = Node(ways.settings)
+    running = asyncio.create_task(node.run())
+    await eventually(node.is_ready, "it is ready")
+    ways.broker.hold(Way.UP)
+    await outbox.insert_many(ROWS, keys=ROWS)
+    written = await outbox.ids("pending")
+    await eventually(lambda: node.in_flight > 0, "rows wait for their confirms")
+
+    node.start_draining()
+    ways.end(gone)
+    await _stop(node, running)
+
+    async with run_node():
+        await eventually(outbox.is_empty, "another relay sends the rest")
+    assert await delivered_to(queue) == set(written)
 
 
 @pytest.mark.parametrize("silent", ["database", "broker", "database and broker"])
