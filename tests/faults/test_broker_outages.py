@@ -94,7 +94,7 @@ async def test_a_mute_host_is_left_for_the_next_before_a_confirm_is_overdue(
 async def test_a_host_that_confirms_nothing_is_left_for_the_next(
     outbox: Outbox, settings: Settings, run_node: RunNode, *, is_second_deaf: bool
 ) -> None:
-    """A host takes messages and confirms none; the next does so too, and gets probes alone; each is left."""
+    """A host takes messages and confirms nothing; the next does so too, and gets probes alone; each is left."""
     host = broker_host(settings)
     async with DeafProxy(*host) as first, DeafProxy(*host) as second:
         second.is_deaf = is_second_deaf

@@ -1,4 +1,4 @@
-"""A proxy that stands for a host of RabbitMQ 4.3 which has lost the other nodes: it takes messages, confirms none."""
+"""A proxy that stands for a host of RabbitMQ 4.3 without the other nodes: it takes messages and confirms nothing."""
 
 from pamqp import frame
 from pamqp.commands import Basic
