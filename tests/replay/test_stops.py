@@ -17,6 +17,7 @@ from relay.operate.session import session as operator_session
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, repeats
 from tests.support.eventually import eventually
+from tests.support.proxied import proxied
 from tests.support.proxy import FaultProxy, Way
 
 RESUME = ("jobs", "resume", "1")
@@ -31,22 +32,23 @@ CUT = """
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 async def test_a_replay_that_is_told_to_stop_saves_and_says_how_to_go_on(
-    relay: Commands, sent: SentRows, copies: Copies, how: signal.Signals
+    relay: Commands, settings: Settings, sent: SentRows, copies: Copies, how: signal.Signals
 ) -> None:
-    ids = await sent.add(8000, keys=8)  # few keys: many rows wait for their predecessors at any moment
-    # It must not end by itself, and what waits at the stop must go out in time, also on a busy machine.
-    replaying = relay.start("replay", "--all", "--rate", "1000", RELAY_DRAIN_TIMEOUT="18")
-    await copies.has(200)
-
-    replaying.stop(how)
-    said = relay.said(replaying)
-    interrupted = await relay.jobs()
+    ids = await sent.add(8000, keys=8)
+    async with proxied(settings.broker) as (proxy, broker):
+        proxy.delay[Way.DOWN] = 0.05  # rows wait for the confirms of their predecessors; all may go out in time
+        variables = {"RELAY_BROKER_URL": broker.url.get_secret_value(), "RELAY_DRAIN_TIMEOUT": "30"}
+        replaying = relay.start("replay", "--all", "--rate", "400", **variables)
+        await copies.has(50)
+        replaying.tell(how)
+        interrupted = await relay.end(replaying)
+    (job,) = await relay.jobs()
     resumed = await relay(*RESUME, *FAST)
 
     messages = await copies.read()
-    assert replaying.returncode == 130, said
-    assert "`relay jobs resume 1` goes on" in said
-    assert interrupted[0]["state"] == "interrupted"
+    assert interrupted.code == 130, interrupted.said
+    assert "`relay jobs resume 1` goes on" in interrupted.said
+    assert job["state"] == "interrupted"
     assert resumed.code == 0
     assert faults(ids, messages) == []
     assert repeats(messages) == 0
