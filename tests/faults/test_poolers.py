@@ -277,10 +277,13 @@ def place(pooler: PgBouncer, database_url: str, broker: BrokerSettings) -> Place
 async def strangers(url: str) -> AsyncIterator[None]:
     """Let other clients use the pool, so that a part gets another session in each transaction.
 
+    The block begins when one of them has ended a transaction.
+
     Raises:
         AssertionError: at the end of the block, if a session of theirs has settings of the part.
     """
     stop = asyncio.Event()
+    begun = asyncio.Event()
     seen: set[tuple[Any, ...]] = set()
     read = SQL("SELECT {}").format(
         SQL(", ").join(SQL("current_setting({})").format(Literal(name)) for name in DEFAULTS)
@@ -292,11 +295,13 @@ async def strangers(url: str) -> AsyncIterator[None]:
                 async with connection.transaction():
                     seen.add(await (await connection.execute(read)).fetchone() or ())
                     await connection.execute("SELECT pg_sleep(0.002)")
+                begun.set()
 
     async with asyncio.TaskGroup() as others:
         for number in range(4):
             others.create_task(work(), name=f"stranger-{number}")
         try:
+            await asyncio.wait_for(begun.wait(), 30)
             yield
         finally:
             stop.set()
