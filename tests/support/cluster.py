@@ -210,7 +210,12 @@ class Cluster:
     async def add_vhost(self, name: str) -> None:
         """Make a virtual host. Returns when each node has it; those but the first get it a while later."""
         self.nodes[0].add_vhost(name)
-        await eventually(lambda: asyncio.to_thread(self._have_vhost, name), f"each node has vhost {name}", 60)
+        try:
+            await eventually(lambda: asyncio.to_thread(self._have_vhost, name), f"each node has vhost {name}", 60)
+        except TimeoutError as error:
+            for node in self.nodes:
+                error.add_note(f"node {node.number} sees {node.sees()} and has it: {node.has_vhost(name)}")
+            raise
 
     def leader_of(self, queue: str, vhost: str) -> Node:
         """Return the node that leads a quorum queue."""
