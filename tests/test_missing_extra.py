@@ -18,6 +18,8 @@ import pytest
         ("pydantic", "import relay.config.secret", "publisher"),
         ("pydantic", "import relay.servers.postgres.database", "publisher"),
         ("structlog", "import relay.observe.log", "publisher"),
+        ("alembic", "from relay.testing import migrate; migrate('')", "testing"),
+        ("pydantic", "from relay.testing import migrate; migrate('')", "testing"),
         ("pydantic", "import relay.config.loading", "relay"),
         ("pyarrow", "import sys; sys.path.insert(0, 'spark'); import outbox_spark", "spark-cluster"),
         ("pyspark", "import sys; sys.path.insert(0, 'spark'); import outbox_spark", "spark"),

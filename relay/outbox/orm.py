@@ -9,6 +9,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
 
 from relay.alembic import INFO
+from relay.outbox import watch
 from relay.outbox.alchemy import require_transaction
 from relay.outbox.event import Event
 from relay.outbox.row import MAX_PAYLOAD_BYTES, row_of
@@ -69,11 +70,13 @@ class OutboxMessage(OutboxBase):
     _may_autocommit = False
 
     def __init__(self, event: Event, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES, autocommit: bool = False) -> None:
-        super().__init__(**row_of(event, current_trace_context(), max_payload_bytes)._asdict())
+        row = row_of(event, current_trace_context(), max_payload_bytes)
+        super().__init__(**row._asdict())
+        watch.note([row])
         self._may_autocommit = autocommit
 
 
 @sa.event.listens_for(OutboxMessage, "before_insert")
 def _check_transaction(_: Mapper[OutboxMessage], connection: sa.Connection, message: OutboxMessage) -> None:
-    if not message._may_autocommit:
+    if watch.is_strict or not message._may_autocommit:
         require_transaction(connection)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import psycopg
 
-from relay.outbox import insert
+from relay.outbox import insert, watch
 from relay.outbox.awaited import Awaited
 from relay.outbox.event import Event
 from relay.outbox.row import MAX_PAYLOAD_BYTES, NewRow, row_of
@@ -131,13 +131,16 @@ def add_many(
 
 def _rows(events: Iterable[Event], max_payload_bytes: int) -> list[NewRow]:
     trace_context = current_trace_context()
-    return [row_of(event, trace_context, max_payload_bytes) for event in events]
+    rows = [row_of(event, trace_context, max_payload_bytes) for event in events]
+    watch.note(rows)
+    return rows
 
 
 def _write(
     target: "Sync | Async", rows: list[NewRow], schema: str, *, by_copy: bool, autocommit: bool
 ) -> Coroutine[Any, Any, None] | None:
-    driver = _beneath_django(target)
+    autocommit = autocommit and not watch.is_strict
+    driver = beneath_django(target)
     if isinstance(driver, psycopg.AsyncConnection):
         return Awaited(insert.write_async(driver, rows, schema, by_copy=by_copy, autocommit=autocommit), CALLS)
     if isinstance(driver, psycopg.Connection):
@@ -151,12 +154,17 @@ def _write(
         if isinstance(target, alchemy.SYNC):
             alchemy.write(target, rows, schema, by_copy=by_copy, autocommit=autocommit)
             return None
-    kind = f"{type(driver).__module__}.{type(driver).__qualname__}"
+    raise not_a_target(driver)
+
+
+def not_a_target(given: object) -> TypeError:
+    """Return the error for what is no connection or session."""
+    kind = f"{type(given).__module__}.{type(given).__qualname__}"
     hint = next((hint for each, hint in HINTS.items() if kind.startswith(each)), "")
-    raise TypeError(f"{kind} is no connection or session of psycopg 3, SQLAlchemy or Django{hint}")
+    return TypeError(f"{kind} is no connection or session of psycopg 3, SQLAlchemy or Django{hint}")
 
 
-def _beneath_django(target: object) -> object:
+def beneath_django(target: object) -> object:
     """Return the driver's connection of a connection or cursor of Django; any other target as it is."""
     connection: Any = getattr(target, "db", target)
     if not hasattr(connection, "ensure_connection"):

@@ -15,7 +15,13 @@ from django.db.utils import ConnectionHandler
 from django.utils.connection import ConnectionProxy
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from relay.outbox import Event, OutboxMessage, add, add_many
@@ -28,6 +34,7 @@ FILLER = [Event("Filler", None, "Filler", "0") for _ in range(50)]
 class Transaction:
     """A transaction of an application."""
 
+    target: Any  # what `add` takes
     add: Callable[..., Awaitable[None]]
     execute: Callable[[str], Awaitable[object]]  # what else the application does in it
     commit: Callable[[], Awaitable[None]]
@@ -215,11 +222,16 @@ ALL: dict[str, Writer] = {**CHECKED, "plain": partial(psycopg_connection, add=ad
 def _in_turn(target: Any, add: Add, execute: Callable[[str], object]) -> Transaction:
     """Make an interface of a target whose methods may or may not have to be awaited."""
     return Transaction(
+        target=target,
         add=lambda *events: called(add, target, *events),
         execute=lambda text: called(execute, text),
         commit=lambda: called(target.commit),
         rollback=lambda: called(target.rollback),
     )
+
+
+def is_async(target: object) -> bool:
+    return isinstance(target, (psycopg.AsyncConnection, AsyncConnection, AsyncSession, async_scoped_session))
 
 
 async def called(function: Callable[..., Any], *arguments: object, **options: object) -> Any:

@@ -1,0 +1,26 @@
+"""What `relay.testing` may observe and forbid. An application that is not under test pays a look at an empty list."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from relay.outbox.row import NewRow
+
+Watcher = Callable[[Sequence[NewRow]], None]
+
+watchers: list[Watcher] = []
+is_strict = False  # `autocommit=True` is refused, too
+
+
+@contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Until the end of the block, the watcher gets the rows of each write before they are sent."""
+    watchers.append(watcher)
+    try:
+        yield
+    finally:
+        watchers.remove(watcher)
+
+
+def note(rows: Sequence[NewRow]) -> None:
+    for watcher in watchers:
+        watcher(rows)

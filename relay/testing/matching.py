@@ -1,0 +1,142 @@
+"""Compare rows with what a test wants, and say what is different."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relay.outbox.event import Event
+from relay.outbox.row import row_of
+from relay.testing.written import Written, short
+
+MOST_SHOWN = 5  # rows in a message of an assertion
+MOST_DIFFERENCES = 5  # of a row
+
+Key = tuple[str, str | None] | str
+Predicate = Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a row must be. None leaves it open.
+
+    Attributes:
+        key: `aggregate_type` and `aggregate_id`, or `aggregate_id` alone.
+        payload: what the payload has, maybe among other things: a dict has at least these keys, a list exactly these
+            items. Or a function that is given the payload, and returns whether it is right. Text and bytes are taken as
+            `add` takes them.
+    """
+
+    event_type: str | None
+    key: Key | None = None
+    payload: Any = None
+
+    def __post_init__(self) -> None:
+        if self.payload is not None and not (callable(self.payload) or isinstance(self.payload, str | bytes)):
+            # As `add` writes it: a UUID or a datetime becomes the text that the payload has.
+            object.__setattr__(self, "payload", _as_written(self.payload))
+
+    def __str__(self) -> str:
+        parts = [] if self.key is None else [f"key {self.key!r}"]
+        if self.payload is not None:
+            named = _name(self.payload) if callable(self.payload) else f"payload {short(self.payload)}"
+            parts.append(named)
+        kind = "event" if self.event_type is None else self.event_type
+        return f"{kind} with {' and '.join(parts)}" if parts else kind
+
+    def differences(self, row: Written) -> list[str]:
+        """Return what of the row is not as it must be. A function is asked only of rows that are right else."""
+        found = []
+        if not self._has_type(row):
+            found.append(f"event_type is {row.event_type!r}, not {self.event_type!r}")
+        if not self._has_key(row):
+            found.append(f"key is {row.key!r}, not {self.key!r}")
+        if self.payload is not None and not (found and callable(self.payload)):
+            found += self._of_payload(row)
+        return found
+
+    def distance(self, row: Written) -> tuple[bool, bool, int]:
+        """Return how far a row is from this: one of another type is farther than one of another key."""
+        return (not self._has_type(row), not self._has_key(row), len(self.differences(row)))
+
+    def _has_type(self, row: Written) -> bool:
+        return self.event_type is None or row.event_type == self.event_type
+
+    def _has_key(self, row: Written) -> bool:
+        return self.key is None or self.key == (row.key if isinstance(self.key, tuple) else row.key[1])
+
+    def _of_payload(self, row: Written) -> Iterator[str]:
+        payload, wanted = row.payload(), self.payload
+        if callable(wanted):
+            if not wanted(payload):
+                yield f"{_name(wanted)} does not hold"
+            return
+        if isinstance(wanted, str | bytes):  # JSON, or the bytes themselves: as `add` takes them
+            wanted = wanted.encode() if isinstance(wanted, str) else wanted
+            wanted = wanted if isinstance(payload, bytes) else json.loads(wanted)
+        yield from _unlike(payload, wanted, "payload")
+
+
+def no_such_row(wanted: Expected, rows: Sequence[Written]) -> str:
+    """Return the message of an assertion: no row is as wanted; and which rows come nearest."""
+    if not rows:
+        return f"no {wanted} was written: the outbox is empty"
+    return f"no {wanted} was written. The outbox has, the nearest first:\n{_nearest(wanted, rows)}"
+
+
+def other_count(wanted: Expected, count: int, rows: Sequence[Written], found: Sequence[Written]) -> str:
+    """Return the message of an assertion: another number of rows is so."""
+    listed = _listed(found) if found else _nearest(wanted, rows)
+    return f"{wanted} was written {len(found)} times, not {count}:\n{listed}"
+
+
+def rows_there(wanted: Expected, found: Sequence[Written]) -> str:
+    """Return the message of an assertion: these rows are there, and should not be."""
+    return f"{wanted} was written:\n{_listed(found)}"
+
+
+def _nearest(wanted: Expected, rows: Sequence[Written]) -> str:
+    lines = []
+    for row in sorted(rows, key=wanted.distance)[:MOST_SHOWN]:
+        differences = wanted.differences(row)
+        lines.append(f"  {row}")
+        lines += [f"    {each}" for each in differences[:MOST_DIFFERENCES]]
+        lines += [f"    and {len(differences) - MOST_DIFFERENCES} more"] if len(differences) > MOST_DIFFERENCES else []
+    return "\n".join(lines + _rest(rows))
+
+
+def _listed(rows: Sequence[Written]) -> str:
+    return "\n".join([f"  {row}" for row in rows[:MOST_SHOWN]] + _rest(rows))
+
+
+def _rest(rows: Sequence[Written]) -> list[str]:
+    return [f"  and {len(rows) - MOST_SHOWN} more"] if len(rows) > MOST_SHOWN else []
+
+
+def _unlike(found: Any, wanted: Any, path: str) -> Iterator[str]:
+    """Yield where `found` lacks something of `wanted`, or has it otherwise."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for name, value in wanted.items():
+            if name in found:
+                yield from _unlike(found[name], value, f"{path}.{name}")
+            else:
+                yield f"{path}.{name} is missing"
+    elif isinstance(wanted, list) and isinstance(found, list):
+        if len(found) != len(wanted):
+            yield f"{path} has {len(found)} items, not {len(wanted)}"
+        for position, (inner, value) in enumerate(zip(found, wanted, strict=False)):
+            yield from _unlike(inner, value, f"{path}[{position}]")
+    # In Python True is 1; in JSON it is no number.
+    elif found != wanted or isinstance(found, bool) is not isinstance(wanted, bool):
+        yield f"{path} is {short(found)}, not {short(wanted)}"
+
+
+def _as_written(payload: Any) -> Any:
+    is_whole = isinstance(payload, dict | list) or hasattr(payload, "model_dump_json")
+    text = row_of(Event("any", None, "any", payload if is_whole else [payload]), None).payload
+    written = json.loads(text or "null")
+    return written if is_whole else written[0]
+
+
+def _name(predicate: Predicate) -> str:
+    return str(getattr(predicate, "__name__", predicate))

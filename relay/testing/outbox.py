@@ -1,0 +1,113 @@
+"""What an application wrote, read in the caller's own transaction."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from relay.testing import reading
+from relay.testing.matching import Expected, Key, no_such_row, other_count, rows_there
+from relay.testing.written import Written
+
+if TYPE_CHECKING:
+    from relay.outbox.write import Async, Sync
+
+
+class Outbox:
+    """The outbox as the transaction of `target` sees it: with what it wrote and has not committed.
+
+    Args:
+        target: as for `add`: a connection of psycopg, a connection or session of SQLAlchemy, or a connection or cursor
+            of Django. An `OutboxMessage` that a session has not flushed yet is flushed first.
+        schema: where the outbox is.
+    """
+
+    def __init__(self, target: "Sync", *, schema: str = "outbox") -> None:
+        self._target = target
+        self._schema = schema
+
+    def all(self, event_type: str | None = None, *, key: Key | None = None) -> list[Written]:
+        """Return the rows in the order in which they were written, those that a relay has sent among them.
+
+        Args:
+            key: `(aggregate_type, aggregate_id)`, or `aggregate_id` alone.
+        """
+        return _matching(self._rows(), Expected(event_type, key))
+
+    def assert_written(
+        self, event_type: str, *, key: Key | None = None, payload: Any = None, count: int | None = None
+    ) -> Written:
+        """Return the first row that is so; an assertion prints the nearest rows with their differences.
+
+        Args:
+            key: `(aggregate_type, aggregate_id)`, or `aggregate_id` alone.
+            payload: what the payload has, maybe among other things. A dict has at least these keys, a list exactly
+                these items. Or a function that is given the payload, and returns whether it is right.
+            count: how many rows must be so; without it, at least one.
+        Raises:
+            AssertionError: there is no such row, or another number of them.
+        """
+        return _one_of(self._rows(), Expected(event_type, key, payload), count)
+
+    def assert_nothing_written(self, event_type: str | None = None, *, key: Key | None = None) -> None:
+        """Check that no row is there, or no row of this type and key.
+
+        Raises:
+            AssertionError: there are some; the message lists them.
+        """
+        _none_of(self._rows(), Expected(event_type, key))
+
+    def clear(self) -> None:
+        """Delete every row, in the transaction of the target."""
+        reading.run(self._target, reading.statement(reading.CLEAR, self._schema))
+
+    def _rows(self) -> list[Written]:
+        return list(map(reading.decoded, reading.run(self._target, reading.statement(reading.READ, self._schema))))
+
+
+class AsyncOutbox:
+    """As `Outbox`, for an asynchronous connection or session of psycopg or SQLAlchemy."""
+
+    def __init__(self, target: "Async", *, schema: str = "outbox") -> None:
+        self._target = target
+        self._schema = schema
+
+    async def all(self, event_type: str | None = None, *, key: Key | None = None) -> list[Written]:
+        """As `Outbox.all`."""
+        return _matching(await self._rows(), Expected(event_type, key))
+
+    async def assert_written(
+        self, event_type: str, *, key: Key | None = None, payload: Any = None, count: int | None = None
+    ) -> Written:
+        """As `Outbox.assert_written`."""
+        return _one_of(await self._rows(), Expected(event_type, key, payload), count)
+
+    async def assert_nothing_written(self, event_type: str | None = None, *, key: Key | None = None) -> None:
+        """As `Outbox.assert_nothing_written`."""
+        _none_of(await self._rows(), Expected(event_type, key))
+
+    async def clear(self) -> None:
+        """As `Outbox.clear`."""
+        await reading.run_async(self._target, reading.statement(reading.CLEAR, self._schema))
+
+    async def _rows(self) -> list[Written]:
+        rows = await reading.run_async(self._target, reading.statement(reading.READ, self._schema))
+        return list(map(reading.decoded, rows))
+
+
+def _matching(rows: Sequence[Written], wanted: Expected) -> list[Written]:
+    return [row for row in rows if not wanted.differences(row)]
+
+
+def _one_of(rows: Sequence[Written], wanted: Expected, count: int | None) -> Written:
+    if count is not None and count < 1:
+        raise ValueError(f"count is {count}: what must not be there is for assert_nothing_written")
+    found = _matching(rows, wanted)
+    if count is not None and len(found) != count:
+        raise AssertionError(other_count(wanted, count, rows, found))
+    if not found:
+        raise AssertionError(no_such_row(wanted, rows))
+    return found[0]
+
+
+def _none_of(rows: Sequence[Written], wanted: Expected) -> None:
+    if found := _matching(rows, wanted):
+        raise AssertionError(rows_there(wanted, found))

@@ -1,0 +1,22 @@
+"""The example of docs/testing.md passes, and fails as the page says."""
+
+from pathlib import Path
+
+from tests.testing.suite import run_suite
+
+PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+(EXAMPLE,) = (block.removeprefix("python\n") for block in PAGE.split("```")[1::2])
+
+
+def test_the_example_passes(server_url: str, tmp_path: Path) -> None:
+    done = run_suite(EXAMPLE, tmp_path, server_url)
+
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_example_fails_as_the_page_says(server_url: str, tmp_path: Path) -> None:
+    done = run_suite(EXAMPLE.replace('payload={"amount": 12.5}', 'payload={"amount": 13}'), tmp_path, server_url)
+
+    printed = [line.removeprefix("E").strip() for line in done.stdout.splitlines()]
+    for line in PAGE.partition("prints the nearest rows:\n\n")[2].partition("\n\n")[0].splitlines():
+        assert any(each.endswith(line.strip()) for each in printed), done.stdout
