@@ -18,6 +18,7 @@ import pytest
         ("pydantic", "import relay.config.secret", "publisher"),
         ("pydantic", "import relay.servers.postgres.database", "publisher"),
         ("structlog", "import relay.observe.log", "publisher"),
+        ("aiormq", "from relay.testing import Harness", "consume"),
         ("alembic", "from relay.testing import migrate; migrate('')", "testing"),
         ("pydantic", "from relay.testing import migrate; migrate('')", "testing"),
         ("pydantic", "import relay.config.loading", "relay"),

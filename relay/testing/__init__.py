@@ -5,17 +5,27 @@ def test_an_invoice_is_issued(connection):
 
     Outbox(connection).assert_written("InvoiceIssued", key=("Invoice", "42"), payload={"amount": 12.5})
 
-The rows are those of the real table, read in the caller's own transaction. No relay and no broker is needed.
+The rows are those of the real table, read in the caller's own transaction. `Harness` runs the handlers of a consumer.
+No relay and no broker is needed.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from relay.errors import importing
 from relay.testing.capture import capture
 from relay.testing.databases import migrate, template_database
 from relay.testing.outbox import AsyncOutbox, Outbox
 from relay.testing.transaction import require_transaction
 from relay.testing.written import Written
 
+if TYPE_CHECKING:
+    from relay.testing.harness import Dead, DeliveryReport, Harness
+
 __all__ = [
     "AsyncOutbox",
+    "Dead",
+    "DeliveryReport",
+    "Harness",
     "Outbox",
     "Written",
     "capture",
@@ -23,3 +33,13 @@ __all__ = [
     "require_transaction",
     "template_database",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Only the tests of a consumer have what it needs.
+    if name not in {"Dead", "DeliveryReport", "Harness"}:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with importing("consume"):
+        from relay.testing import harness  # noqa: PLC0415
+
+    return getattr(harness, name)

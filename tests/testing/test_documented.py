@@ -5,11 +5,17 @@ from pathlib import Path
 from tests.testing.suite import run_suite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
-(EXAMPLE,) = (block.removeprefix("python\n") for block in PAGE.split("```")[1::2])
+EXAMPLE, HANDLERS = (block.removeprefix("python\n") for block in PAGE.split("```")[1::2])
 
 
 def test_the_example_passes(server_url: str, tmp_path: Path) -> None:
     done = run_suite(EXAMPLE, tmp_path, server_url)
+
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_example_of_handlers_passes(server_url: str, tmp_path: Path) -> None:
+    done = run_suite(HANDLERS, tmp_path, server_url, "-o", "asyncio_mode=auto")
 
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 

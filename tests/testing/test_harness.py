@@ -1,0 +1,227 @@
+"""The harness runs handlers without a broker, and tells what became of each message."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from relay.consume import FailurePolicy, Inbox, Message, Overload, Permanent, Retries, WorkPolicy, on
+from relay.errors import DatabaseUnavailableError, InvalidPayloadError
+from relay.outbox import Event, add
+from relay.testing import AsyncOutbox, Harness, Outbox, Written
+
+RETRIES = FailurePolicy(retries=Retries(attempts=3, initial=1, maximum=60))
+SKIP = FailurePolicy(order="skip", retries=RETRIES.retries)
+
+
+@dataclass
+class Paid:
+    amount: int
+
+
+def paid(amount: int, key: str | None = "42", event_type: str = "InvoicePaid") -> Event:
+    return Event("Invoice", key, event_type, {"amount": amount})
+
+
+@pytest.fixture
+def table(database_url: str) -> psycopg.Connection:
+    connection = psycopg.connect(database_url, autocommit=True)
+    connection.execute("CREATE TABLE payment (position bigint GENERATED ALWAYS AS IDENTITY, amount integer)")
+    return connection
+
+
+class Payments:
+    """Handlers whose failures a test plans, and what they did."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.raises: list[Exception] = []
+        self.seen: list[Message[Paid]] = []
+
+    def harness(self, failures: FailurePolicy = RETRIES, work: WorkPolicy = WorkPolicy()) -> Harness:  # noqa: B008
+        @on("InvoicePaid")
+        async def pay(message: Message[Paid], connection: psycopg.AsyncConnection) -> None:
+            self.seen.append(message)
+            await connection.execute("INSERT INTO payment (amount) VALUES (%s)", [message.payload.amount])
+            if message.payload.amount < 0 and self.raises:
+                raise self.raises.pop(0)
+
+        return Harness([pay], inbox=Inbox(self.url, "payments"), failures=failures, work=work)
+
+    def amounts(self) -> list[int]:
+        with psycopg.connect(self.url) as connection:
+            return [amount for (amount,) in connection.execute("SELECT amount FROM payment ORDER BY position")]
+
+
+@pytest.fixture
+def payments(table: psycopg.Connection, database_url: str) -> Payments:
+    table.close()
+    return Payments(database_url)
+
+
+def amounts(events: Sequence[Written]) -> list[int]:
+    return [event.payload()["amount"] for event in events]
+
+
+async def test_a_message_that_comes_twice_has_one_effect(payments: Payments) -> None:
+    harness = payments.harness()
+
+    first = await harness.deliver(paid(1), paid(2), times=2)
+    event = paid(3)
+    second, third = await harness.deliver(event), await harness.deliver(event)
+
+    assert (amounts(first.applied), first.duplicates) == ([1, 2], 2)
+    assert second.applied == [event]
+    assert (second.duplicates, third.applied, third.duplicates) == (0, [], 1)
+    assert payments.amounts() == [1, 2, 3]
+    first.raise_first()
+
+
+async def test_a_process_that_dies_before_the_acknowledgement_leaves_one_effect(payments: Payments) -> None:
+    delivered = await payments.harness().crash_before_ack(paid(1))
+
+    assert (amounts(delivered.applied), delivered.duplicates) == ([1], 1)
+    assert payments.amounts() == [1]
+    assert [message.redelivered for message in payments.seen] == [False]
+
+
+async def test_a_handler_gets_the_message_as_a_relay_sends_it(payments: Payments) -> None:
+    event = Event("Invoice", "ä/42", "InvoicePaid", {"amount": 1}, headers={"source": "till", "x-event-version": "2"})
+    await payments.harness().deliver(event)
+
+    (message,) = payments.seen
+    assert (message.message_id, message.type, message.body) == (event.message_id, "InvoicePaid", b'{"amount":1}')
+    assert (message.aggregate_type, message.aggregate_id) == ("Invoice", "ä/42")
+    assert (message.routing_key, message.content_type) == ("Invoice.InvoicePaid", "application/json")
+    assert (message.version, message.headers["source"], message.payload) == ("2", "till", Paid(1))
+
+
+async def test_a_failed_message_and_those_behind_it_wait_for_their_time(payments: Payments) -> None:
+    payments.raises = [ZeroDivisionError("first"), ZeroDivisionError("second")]
+    harness = payments.harness()
+
+    now = await harness.deliver(paid(-1), paid(2), paid(3, key="43"))
+    soon = await harness.advance(0.4)
+    later = await harness.advance(1)
+    at_last = await harness.advance(60)
+
+    assert (amounts(now.applied), amounts(now.held), len(now.failed)) == ([3], [-1, 2], 1)
+    assert (soon.applied, amounts(soon.held), soon.failed) == ([], [-1, 2], [])
+    assert (later.applied, amounts(later.held), str(later.failed[0])) == ([], [-1, 2], "second")
+    assert (amounts(at_last.applied), at_last.held, harness.dead) == ([-1, 2], [], [])
+    assert payments.amounts() == [3, -1, 2]
+    with pytest.raises(ZeroDivisionError, match="first") as raised:
+        now.raise_first()
+    assert raised.traceback[-1].name == "pay"
+
+
+async def test_after_the_last_try_a_message_is_dead_and_its_key_goes_on(payments: Payments) -> None:
+    payments.raises = [ZeroDivisionError(str(number)) for number in range(3)]
+    harness = payments.harness()
+    await harness.deliver(paid(-1), paid(2))
+
+    delivered = await harness.advance(3600)
+
+    (dead,) = delivered.dead
+    assert (amounts([dead.event]), dead.reason, dead.attempts, dead.error) == (
+        [-1],
+        "exhausted",
+        3,
+        "ZeroDivisionError: 2",
+    )
+    assert (amounts(delivered.applied), delivered.held, harness.dead) == ([2], [], [dead])
+
+
+async def test_later_messages_pass_one_that_is_retried_by_the_broker(payments: Payments) -> None:
+    payments.raises = [ZeroDivisionError(), ZeroDivisionError()]
+    harness = payments.harness(SKIP)
+
+    now = await harness.deliver(paid(-1), paid(2))
+    later = await harness.advance(3600)
+
+    assert (amounts(now.applied), now.held, now.dead) == ([2], [], [])
+    assert (amounts(later.applied), later.dead, len(later.failed)) == ([-1], [], 1)
+    assert payments.amounts() == [2, -1]
+
+
+async def test_what_can_never_be_applied_is_dead_at_once(payments: Payments) -> None:
+    payments.raises = [Permanent("the invoice was cancelled")]
+    harness = payments.harness()
+
+    delivered = await harness.deliver(
+        paid(-1), paid(1, event_type="InvoiceSeen"), Event("Invoice", "7", "InvoicePaid", {"sum": 1})
+    )
+
+    assert {dead.event.key[1]: dead.reason for dead in delivered.dead if dead.event.event_type == "InvoicePaid"} == {
+        "42": "permanent",
+        "7": "invalid",
+    }
+    assert {dead.reason for dead in delivered.dead} == {"permanent", "invalid", "unhandled"}
+    assert sorted(map(type, delivered.failed), key=str) == sorted([Permanent, InvalidPayloadError], key=str)
+    assert payments.amounts() == []
+
+
+async def test_an_overload_leaves_the_message_for_the_next_call(payments: Payments) -> None:
+    payments.raises = [Overload("429")]
+    harness = payments.harness()
+
+    paused = await harness.deliver(paid(-1))
+    again = await harness.advance(1)
+
+    assert (paused.applied, paused.failed, paused.dead) == ([], [], [])
+    assert (amounts(again.applied), payments.seen[-1].redelivered) == ([-1], True)
+
+
+async def test_events_of_handlers_are_delivered_until_there_are_no_more(payments: Payments) -> None:
+    @on("InvoicePaid")
+    async def pay(message: Message[Paid], connection: psycopg.AsyncConnection) -> None:
+        if message.payload.amount < 3:
+            await add(connection, paid(message.payload.amount + 1))
+
+    harness = Harness([pay], inbox=Inbox(payments.url, "payments"))
+    async with await psycopg.AsyncConnection.connect(payments.url) as connection:
+        await add(connection, paid(1))
+        await connection.commit()
+        drained = await harness.drain(AsyncOutbox(connection))
+        again = await harness.drain(AsyncOutbox(connection))
+
+        assert amounts(drained.applied) == [1, 2, 3]
+        assert again.applied == []
+        assert amounts(await AsyncOutbox(connection).all("InvoicePaid")) == [1, 2, 3]
+
+
+def test_plain_handlers_with_sqlalchemy_work_without_a_loop(payments: Payments) -> None:
+    engine = sa.create_engine(payments.url.replace("postgresql://", "postgresql+psycopg://"), pool_size=10)
+
+    @on("InvoicePaid")
+    def pay(message: Message[Paid], session: Session) -> None:
+        session.execute(sa.text("INSERT INTO payment (amount) VALUES (:amount)"), {"amount": message.payload.amount})
+
+    harness = Harness([pay], inbox=Inbox(sessionmaker(engine), "payments"))
+    with Session(engine) as session:
+        add(session, paid(1), paid(2))
+        session.commit()
+        delivered = asyncio.run(harness.drain(Outbox(session)))
+    engine.dispose()
+
+    assert amounts(delivered.applied) == [1, 2]
+    assert payments.amounts() == [1, 2]
+
+
+async def test_a_batch_that_fails_is_applied_one_by_one(payments: Payments) -> None:
+    payments.raises = [ZeroDivisionError(), ZeroDivisionError()]
+    harness = payments.harness(work=WorkPolicy(batch_size=10))
+
+    delivered = await harness.deliver(paid(1), paid(-2), paid(3))
+
+    assert (amounts(delivered.applied), amounts(delivered.held)) == ([1], [-2, 3])
+    assert payments.amounts() == [1]
+
+
+async def test_a_database_that_does_not_answer_ends_the_call() -> None:
+    with pytest.raises(DatabaseUnavailableError):
+        await Payments("postgresql://nobody@127.0.0.1:9/nothing").harness().deliver(paid(1))
