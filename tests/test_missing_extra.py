@@ -59,4 +59,4 @@ def test_without_sqlalchemy_what_is_no_connection_is_still_a_type_error() -> Non
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
 
     last = done.stderr.splitlines()[-1]
-    assert last == "TypeError: builtins.object is no connection or session of psycopg 3, SQLAlchemy or Django"
+    assert last == "TypeError: builtins.object is no connection or session of psycopg 3, SQLAlchemy, asyncpg or Django"

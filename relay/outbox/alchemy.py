@@ -26,8 +26,9 @@ def write(target: Sync, rows: Sequence[NewRow], schema: str, *, by_copy: bool, a
         require_transaction(connection)
     if by_copy and _is_copied(connection, rows, schema):
         return
-    for batch in insert.batches(rows):
-        target.execute(*_execution(batch, schema))
+    with insert.remedies(schema):
+        for batch in insert.batches(rows):
+            target.execute(*_execution(batch, schema))
 
 
 async def write_async(target: Async, rows: Sequence[NewRow], schema: str, *, by_copy: bool, autocommit: bool) -> None:

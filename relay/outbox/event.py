@@ -24,7 +24,8 @@ class Event:
 
     `aggregate_type` and `aggregate_id` together are the ordering key: events of one key are delivered in the order in
     which they were written. Transactions that write one key at the same time have no order between them, unless they
-    first lock a common row. With an `aggregate_id` of `None` the event has no order.
+    first lock a common row. With an `aggregate_id` of `None` the event has no order. An int or UUID stands
+    for its text.
 
     The payload by its type and `content_type`, where `None` means `application/json`:
     - str or bytes with a JSON content type (`application/json`, `...+json`) is JSON text; it goes out byte for byte;
@@ -40,7 +41,7 @@ class Event:
     """
 
     aggregate_type: str
-    aggregate_id: str | None
+    aggregate_id: str | int | UUID | None
     event_type: str
     payload: Payload
     _: KW_ONLY

@@ -5,6 +5,7 @@ on no other column.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -45,6 +46,14 @@ INSERT_SEVERAL = """
     ORDER BY position
 """
 
+# By SQLSTATE: undefined_table, invalid_schema_name, insufficient_privilege.
+MISSING = "`relay migrate` makes the tables of schema {schema}; `add` takes another name as schema=..."
+REMEDIES = {
+    "42P01": MISSING,
+    "3F000": MISSING,
+    "42501": "the login needs the role outbox_writer of schema {schema}, which `relay config roles` prints",
+}
+
 COPY = "COPY {schema}.message ({columns}) FROM STDIN"
 
 
@@ -61,7 +70,7 @@ def write(
     if not autocommit:
         require_transaction(connection)
     # A cursor of psycopg's own class: the connection's cursor class may need another kind of placeholder.
-    with psycopg.Cursor(connection) as cursor:
+    with remedies(schema), psycopg.Cursor(connection) as cursor:
         if not (by_copy and _may_copy(connection)):
             for batch in batches(rows):
                 cursor.execute(*_execution(batch, schema))
@@ -78,12 +87,25 @@ async def write_async(
         return
     if not autocommit:
         await require_transaction_async(connection)
-    if by_copy and _may_copy(connection):
-        await copy_async(connection, NewRow._fields, rows, schema)
-        return
-    async with psycopg.AsyncCursor(connection) as cursor:
-        for batch in batches(rows):
-            await cursor.execute(*_execution(batch, schema))
+    with remedies(schema):
+        if by_copy and _may_copy(connection):
+            await copy_async(connection, NewRow._fields, rows, schema)
+            return
+        async with psycopg.AsyncCursor(connection) as cursor:
+            for batch in batches(rows):
+                await cursor.execute(*_execution(batch, schema))
+
+
+@contextmanager
+def remedies(schema: str) -> Iterator[None]:
+    """Add the remedy to an error of the database, of whichever driver, that has a common one."""
+    try:
+        yield
+    except Exception as error:
+        code = getattr(error, "sqlstate", None) or getattr(getattr(error, "orig", None), "sqlstate", None)
+        if code in REMEDIES:
+            error.add_note(REMEDIES[code].format(schema=schema))
+        raise
 
 
 def require_transaction(connection: psycopg.Connection[Any]) -> None:
@@ -125,7 +147,7 @@ def batches(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
 def statement(row_count: int, schema: str, placeholder: Callable[[str], str]) -> str:
     """Return the INSERT for `row_count` rows; `placeholder` turns a parameter's name into the driver's placeholder."""
     template = INSERT_ONE if row_count == 1 else INSERT_SEVERAL
-    return template.format(schema=_quoted(schema), **{column: placeholder(column) for column in NewRow._fields})
+    return template.format(schema=quoted(schema), **{column: placeholder(column) for column in NewRow._fields})
 
 
 def parameters(rows: Sequence[NewRow]) -> dict[str, Any]:
@@ -156,8 +178,8 @@ def _execution(rows: Sequence[NewRow], schema: str) -> tuple[bytes, dict[str, An
 
 
 def _copy_statement(schema: str, columns: Sequence[str]) -> bytes:
-    return COPY.format(schema=_quoted(schema), columns=", ".join(columns)).encode()
+    return COPY.format(schema=quoted(schema), columns=", ".join(columns)).encode()
 
 
-def _quoted(schema: str) -> str:
+def quoted(schema: str) -> str:
     return sql.Identifier(schema).as_string()

@@ -48,7 +48,8 @@ def row_of(event: Event, trace_context: str | None, max_payload_bytes: int = MAX
     if not isinstance(event, Event):
         raise TypeError(_not_an_event(event))
     _check_text(event, "aggregate_type", event.aggregate_type)
-    _check_text(event, "aggregate_id", event.aggregate_id, optional=True)
+    aggregate_id = key_text(event.aggregate_id)
+    _check_text(event, "aggregate_id", aggregate_id, optional=True)
     _check_text(event, "event_type", event.event_type)
     _check_text(event, "exchange", event.exchange, optional=True, may_be_empty=True)  # '' is the default exchange
     _check_text(event, "routing_key", event.routing_key, optional=True, may_be_empty=True)
@@ -64,7 +65,7 @@ def row_of(event: Event, trace_context: str | None, max_payload_bytes: int = MAX
     return NewRow(
         message_id=event.message_id,
         aggregate_type=event.aggregate_type,
-        aggregate_id=event.aggregate_id,
+        aggregate_id=aggregate_id,
         event_type=event.event_type,
         exchange=event.exchange,
         routing_key=event.routing_key,
@@ -75,6 +76,12 @@ def row_of(event: Event, trace_context: str | None, max_payload_bytes: int = MAX
         available_at=event.available_at,
         trace_context=trace_context,
     )
+
+
+def key_text(given: str | int | UUID | None) -> str | None:
+    """Return an id as the table has it; what is no id is returned as it is, for the check."""
+    is_id = isinstance(given, int | UUID) and not isinstance(given, bool)
+    return str(given) if is_id else given  # type: ignore[return-value]
 
 
 def _check_text(event: Event, field: str, value: object, *, optional: bool = False, may_be_empty: bool = False) -> None:

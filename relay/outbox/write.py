@@ -1,8 +1,8 @@
 """Write events in the caller's transaction."""
 
 import sys
-from collections.abc import Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, overload
 
 import psycopg
 
@@ -28,21 +28,28 @@ class DjangoCursor(Protocol):
     def db(self) -> Any: ...
 
 
+class AsyncpgConnection(Protocol):
+    """The part of asyncpg's connections that is used here."""
+
+    def is_in_transaction(self) -> bool: ...
+    async def execute(self, query: str, *args: Any) -> Any: ...
+    async def fetch(self, query: str, *args: Any) -> Any: ...
+
+
 # SQLAlchemy costs 0.2 s to import. So it is imported only in an application that has imported it already.
 if TYPE_CHECKING:
     from relay.outbox import alchemy
 
-    Sync = psycopg.Connection[Any] | alchemy.Sync | DjangoConnection | DjangoCursor
-    Async = psycopg.AsyncConnection[Any] | alchemy.Async
+    Sync = psycopg.Connection[Any] | psycopg.Cursor[Any] | alchemy.Sync | DjangoConnection | DjangoCursor
+    Async = psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any] | alchemy.Async | AsyncpgConnection
 
 # From this many rows, `add_many` uses COPY. At 100 rows COPY takes 12 us a row and one INSERT 22; at 5 they are equal.
 ROWS_TO_COPY = 50
 HINTS = {
     "relay.outbox.event.Event": ": the connection comes first, as in add(connection, event)",
-    "psycopg.": ": for a cursor pass cursor.connection, for a pool pool.connection()",
     "psycopg_pool.": ": pass the connection of pool.connection()",
     "sqlalchemy.": ": pass the connection of engine.begin() or the session of a sessionmaker",
-    "asyncpg.": ": asyncpg works only through SQLAlchemy",
+    "asyncpg.": ": pass the connection of pool.acquire()",
 }
 CALLS = 2  # frames from the application to the start of the write: `add` or `add_many`, and `_write`
 
@@ -50,7 +57,7 @@ CALLS = 2  # frames from the application to the start of the write: `add` or `ad
 @overload
 def add(
     target: "Sync",
-    *events: Event,
+    *events: Event | Sequence[Event],
     schema: str = "outbox",
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     autocommit: bool = False,
@@ -58,23 +65,25 @@ def add(
 @overload
 def add(
     target: "Async",
-    *events: Event,
+    *events: Event | Sequence[Event],
     schema: str = "outbox",
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     autocommit: bool = False,
 ) -> Coroutine[Any, Any, None]: ...
 def add(
     target: "Sync | Async",
-    *events: Event,
+    *events: Event | Sequence[Event],
     schema: str = "outbox",
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     autocommit: bool = False,
 ) -> Coroutine[Any, Any, None] | None:
     """Write the events in the transaction of `target`. With an asynchronous `target`, the application must await it.
 
-    `target`: a connection of psycopg, a connection or session of SQLAlchemy, or a connection or cursor of Django (with
-    psycopg 3). This function neither opens, commits nor rolls back: the events exist if and when the caller's
-    transaction commits.
+    `target`: a connection or cursor of psycopg 3 or of Django with it, a connection or session of SQLAlchemy, or a
+    connection of asyncpg. This function neither opens, commits nor rolls back: the events exist if and when the
+    caller's transaction commits.
+
+    `events`: one by one, or in lists.
 
     `autocommit`: the target may be in autocommit mode and outside a transaction. Then the events are committed at once,
     even if the change that they report fails.
@@ -87,7 +96,7 @@ def add(
         NotAwaitedError: the application did not await it, and nothing was written. No `except` sees it: Python prints
             it to stderr.
     """
-    rows = _rows(events, max_payload_bytes)
+    rows = _rows(_one_by_one(events), max_payload_bytes)
     return _write(target, rows, schema, by_copy=False, autocommit=autocommit)
 
 
@@ -129,6 +138,14 @@ def add_many(
     return _write(target, rows, schema, by_copy=len(rows) >= ROWS_TO_COPY, autocommit=autocommit)
 
 
+def _one_by_one(given: Iterable[Event | Sequence[Event]]) -> Iterator[Event]:
+    for each in given:
+        if isinstance(each, list | tuple):
+            yield from each
+        else:
+            yield each  # type: ignore[misc]  # or what is refused
+
+
 def _rows(events: Iterable[Event], max_payload_bytes: int) -> list[NewRow]:
     trace_context = current_trace_context()
     rows = [row_of(event, trace_context, max_payload_bytes) for event in events]
@@ -140,12 +157,16 @@ def _write(
     target: "Sync | Async", rows: list[NewRow], schema: str, *, by_copy: bool, autocommit: bool
 ) -> Coroutine[Any, Any, None] | None:
     autocommit = autocommit and not watch.is_strict
-    driver = beneath_django(target)
+    driver = driver_of(target)
     if isinstance(driver, psycopg.AsyncConnection):
         return Awaited(insert.write_async(driver, rows, schema, by_copy=by_copy, autocommit=autocommit), CALLS)
     if isinstance(driver, psycopg.Connection):
         insert.write(driver, rows, schema, by_copy=by_copy, autocommit=autocommit)
         return None
+    if is_of_asyncpg(target):
+        from relay.outbox import by_asyncpg  # noqa: PLC0415
+
+        return Awaited(by_asyncpg.write(target, rows, schema, autocommit=autocommit), CALLS)
     if sys.modules.get("sqlalchemy"):  # if it is not imported, the target cannot be an object of it
         from relay.outbox import alchemy  # noqa: PLC0415
 
@@ -161,11 +182,19 @@ def not_a_target(given: object) -> TypeError:
     """Return the error for what is no connection or session."""
     kind = f"{type(given).__module__}.{type(given).__qualname__}"
     hint = next((hint for each, hint in HINTS.items() if kind.startswith(each)), "")
-    return TypeError(f"{kind} is no connection or session of psycopg 3, SQLAlchemy or Django{hint}")
+    return TypeError(f"{kind} is no connection or session of psycopg 3, SQLAlchemy, asyncpg or Django{hint}")
 
 
-def beneath_django(target: object) -> object:
-    """Return the driver's connection of a connection or cursor of Django; any other target as it is."""
+def is_of_asyncpg(target: object) -> TypeGuard[AsyncpgConnection]:
+    """Whether it is a connection of asyncpg, maybe of its pool."""
+    asyncpg = sys.modules.get("asyncpg")
+    return asyncpg is not None and isinstance(target, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy)
+
+
+def driver_of(target: object) -> object:
+    """Return psycopg's connection of its cursor, or of a connection or cursor of Django; else the target."""
+    if isinstance(target, psycopg.Cursor | psycopg.AsyncCursor):
+        return target.connection
     connection: Any = getattr(target, "db", target)
     if not hasattr(connection, "ensure_connection"):
         return target

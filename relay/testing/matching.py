@@ -4,15 +4,17 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from relay.outbox.event import Event
-from relay.outbox.row import row_of
+from relay.outbox.row import key_text, row_of
 from relay.testing.written import Written, short
 
 MOST_SHOWN = 5  # rows in a message of an assertion
 MOST_DIFFERENCES = 5  # of a row
 
-Key = tuple[str, str | None] | str
+Id = str | int | UUID | None
+Key = tuple[str, Id] | str | int | UUID
 Predicate = Callable[[Any], object]
 
 
@@ -32,8 +34,12 @@ class Expected:
     payload: Any = None
 
     def __post_init__(self) -> None:
+        # As `add` writes them: an id may be a number, and a UUID or a datetime becomes the text that the payload has.
+        if isinstance(self.key, tuple):
+            object.__setattr__(self, "key", (self.key[0], key_text(self.key[1])))
+        else:
+            object.__setattr__(self, "key", key_text(self.key))
         if self.payload is not None and not (callable(self.payload) or isinstance(self.payload, str | bytes)):
-            # As `add` writes it: a UUID or a datetime becomes the text that the payload has.
             object.__setattr__(self, "payload", _as_written(self.payload))
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier
 
-from relay.outbox.write import beneath_django, not_a_target
+from relay.outbox.write import driver_of, is_of_asyncpg, not_a_target
 from relay.testing.written import Written
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def statement(text: SQL, schema: str) -> str:
 
 def run(target: "Sync", text: str) -> list[str]:
     """Run a statement in the transaction of the target; return the one column of its rows."""
-    driver = beneath_django(target)
+    driver = driver_of(target)
     if isinstance(driver, psycopg.Connection):
         # A cursor of psycopg's own class, and plain rows: the connection's may be others.
         with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
@@ -50,10 +50,13 @@ def run(target: "Sync", text: str) -> list[str]:
 
 
 async def run_async(target: "Async", text: str) -> list[str]:
-    if isinstance(target, psycopg.AsyncConnection):
-        async with psycopg.AsyncCursor(target, row_factory=tuple_row) as cursor:
+    driver = driver_of(target)
+    if isinstance(driver, psycopg.AsyncConnection):
+        async with psycopg.AsyncCursor(driver, row_factory=tuple_row) as cursor:
             await cursor.execute(text.encode())
             return _column(await cursor.fetchall())
+    if is_of_asyncpg(target):
+        return _column(await target.fetch(text))
     if sys.modules.get("sqlalchemy"):
         from sqlalchemy.ext.asyncio import async_scoped_session  # noqa: PLC0415
 

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import asyncpg
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -49,6 +50,19 @@ async def psycopg_pipeline(url: str) -> AsyncIterator[Target]:
 async def psycopg_async_pipeline(url: str) -> AsyncIterator[Target]:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection, connection.pipeline():
         yield Target(connection, lambda text: connection.execute(text.encode()))
+
+
+@asynccontextmanager
+async def psycopg_cursor(url: str) -> AsyncIterator[Target]:
+    with psycopg.connect(url, autocommit=True) as connection, connection.cursor() as cursor:
+        yield Target(cursor, lambda text: cursor.execute(text.encode()))
+
+
+@asynccontextmanager
+async def plain_asyncpg(url: str) -> AsyncIterator[Target]:
+    """A connection of asyncpg's pool: in autocommit mode, as all of asyncpg are."""
+    async with asyncpg.create_pool(url, min_size=1) as pool, pool.acquire() as connection:
+        yield Target(connection, connection.execute)
 
 
 @asynccontextmanager
@@ -106,6 +120,8 @@ OPENED: list[Open] = [
     psycopg_async_connection,
     psycopg_pipeline,
     psycopg_async_pipeline,
+    psycopg_cursor,
+    plain_asyncpg,
     sqlalchemy_connection,
     sqlalchemy_session,
     sqlalchemy_async_connection,

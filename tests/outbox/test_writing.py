@@ -1,5 +1,6 @@
 """What single writers do besides the contract: COPY, schemas, types, what is imported."""
 
+import re
 import subprocess
 import sys
 from typing import Any, assert_type
@@ -91,6 +92,38 @@ def test_the_limit_on_a_payload_can_be_set(module_url: str, table: MessageTable)
             add_many(connection, [event("12345")], max_payload_bytes=4)
 
 
+async def test_events_may_come_in_lists(module_url: str, table: MessageTable) -> None:
+    first, second, third, fourth = (event(str(number)) for number in range(4))
+    with psycopg.connect(module_url) as connection:
+        add(connection, [first, second], third)
+        add(connection, [])
+    async with await psycopg.AsyncConnection.connect(module_url) as connection_too:
+        await add(connection_too, (fourth,))
+
+    assert [row["payload"] for row in table.rows()] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("writer", [name for name in CHECKED if not re.search("mapped|pipeline", name)])
+@pytest.mark.parametrize(
+    ("before", "note"),
+    [
+        ("ALTER TABLE outbox.message RENAME TO elsewhere", "`relay migrate` makes the tables of schema outbox"),
+        ("ALTER SCHEMA outbox RENAME TO elsewhere", "`relay migrate` makes the tables of schema outbox"),
+        ("SET LOCAL ROLE pg_monitor", "the login needs the role outbox_writer of schema outbox"),
+    ],
+)
+async def test_an_error_of_the_database_comes_with_its_remedy(
+    writer: str, before: str, note: str, module_url: str, table: MessageTable
+) -> None:
+    async with CHECKED[writer](module_url) as transaction:
+        await transaction.execute(before)
+        with pytest.raises(Exception) as raised:  # noqa: PT011  (each driver has another class)
+            await transaction.add(event())
+        await transaction.rollback()
+
+    assert [each for each in getattr(raised.value, "__notes__", []) if each.startswith(note)] != []
+
+
 def test_another_schema_is_written_to(database: DatabaseSettings) -> None:
     events = database.model_copy(update={"schema_name": "events"})
     migrate(events)
@@ -137,7 +170,7 @@ def test_mapped_rows_are_written_in_the_order_of_their_adding(module_url: str, t
 
 
 def test_something_else_than_a_connection_is_refused() -> None:
-    with pytest.raises(TypeError, match="str is no connection or session of psycopg 3, SQLAlchemy or Django"):
+    with pytest.raises(TypeError, match="str is no connection or session of psycopg 3, SQLAlchemy, asyncpg or Django"):
         add("postgresql://localhost", event())  # type: ignore[call-overload]
 
 

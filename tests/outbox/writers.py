@@ -1,5 +1,6 @@
 """Every way to write an event, behind one interface, so that one suite can ask the same of all."""
 
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -7,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
+import asyncpg
 import django
 import psycopg
 import sqlalchemy as sa
@@ -87,6 +89,45 @@ async def psycopg_async_pipeline(url: str, add: Add) -> AsyncIterator[Transactio
     try:
         async with connection.pipeline():
             yield _in_turn(connection, add, lambda text: connection.execute(text.encode()))
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def psycopg_cursor(url: str, add: Add) -> AsyncIterator[Transaction]:
+    async with psycopg_connection(url, add) as transaction:
+        yield _by_cursor(transaction, add)
+
+
+@asynccontextmanager
+async def psycopg_async_cursor(url: str, add: Add) -> AsyncIterator[Transaction]:
+    async with psycopg_async_connection(url, add) as transaction:
+        yield _by_cursor(transaction, add)
+
+
+def _by_cursor(transaction: Transaction, add: Add) -> Transaction:
+    cursor = transaction.target.cursor()
+    return replace(transaction, target=cursor, add=partial(called, add, cursor))
+
+
+@asynccontextmanager
+async def plain_asyncpg(url: str, add: Add) -> AsyncIterator[Transaction]:
+    """A connection of asyncpg itself, whose application has set codecs for JSON."""
+    connection = await asyncpg.connect(url)
+    for name in ("json", "jsonb"):
+        await connection.set_type_codec(name, schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+
+    async def end(statement: str) -> None:
+        await connection.execute(statement)
+        await connection.execute("BEGIN")
+
+    try:
+        await connection.execute("BEGIN")
+        yield replace(
+            _in_turn(connection, add, connection.execute),
+            commit=partial(end, "COMMIT"),
+            rollback=partial(end, "ROLLBACK"),
+        )
     finally:
         await connection.close()
 
@@ -195,6 +236,8 @@ def add_plain(connection: psycopg.Connection, *events: Event) -> None:
 TARGETS = [
     psycopg_connection,
     psycopg_async_connection,
+    psycopg_cursor,
+    psycopg_async_cursor,
     sqlalchemy_connection,
     sqlalchemy_session,
     sqlalchemy_scoped_session,
@@ -202,7 +245,7 @@ TARGETS = [
     sqlalchemy_async_session,
     sqlalchemy_async_scoped_session,
 ]
-WITHOUT_COPY = [psycopg_pipeline, psycopg_async_pipeline, asyncpg_connection, asyncpg_session]
+WITHOUT_COPY = [psycopg_pipeline, psycopg_async_pipeline, asyncpg_connection, asyncpg_session, plain_asyncpg]
 CHECKED: dict[str, Writer] = {
     **{f"{target.__name__}-add": partial(target, add=add) for target in TARGETS},
     **{f"{target.__name__}-copy": partial(target, add=add_copying) for target in TARGETS},
@@ -231,7 +274,8 @@ def _in_turn(target: Any, add: Add, execute: Callable[[str], object]) -> Transac
 
 
 def is_async(target: object) -> bool:
-    return isinstance(target, (psycopg.AsyncConnection, AsyncConnection, AsyncSession, async_scoped_session))
+    own = (psycopg.AsyncConnection, psycopg.AsyncCursor, asyncpg.Connection)
+    return isinstance(target, (*own, AsyncConnection, AsyncSession, async_scoped_session))
 
 
 async def called(function: Callable[..., Any], *arguments: object, **options: object) -> Any:

@@ -48,6 +48,7 @@ def test_rows_are_listed_in_the_order_in_which_they_were_written(outbox: Outbox)
     assert outbox.all("InvoiceIssued") == [ISSUED, OTHER]
     assert outbox.all(key=("Invoice", "42")) == [ISSUED, PAID]
     assert outbox.all("InvoiceIssued", key="43") == [OTHER]
+    assert outbox.all(key=43) == outbox.all(key=("Invoice", 43)) == [OTHER]
 
 
 @pytest.mark.parametrize(
@@ -199,8 +200,8 @@ def test_a_wanted_value_that_no_payload_can_have_is_refused(outbox: Outbox) -> N
 
 
 def test_a_target_of_another_kind_is_refused(connection: psycopg.Connection) -> None:
-    with pytest.raises(TypeError, match=r"for a cursor pass cursor\.connection"):
-        Outbox(connection.cursor()).all()  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"OperationalError is no connection or session of psycopg 3"):
+        Outbox(psycopg.OperationalError()).all()  # type: ignore[arg-type]
 
 
 def test_the_callers_row_factory_and_schema_do_not_matter(database_url: str) -> None:
