@@ -78,5 +78,5 @@ class OutboxMessage(OutboxBase):
 
 @sa.event.listens_for(OutboxMessage, "before_insert")
 def _check_transaction(_: Mapper[OutboxMessage], connection: sa.Connection, message: OutboxMessage) -> None:
-    if watch.is_strict or not message._may_autocommit:
+    if watch.is_strict() or not message._may_autocommit:
         require_transaction(connection)

@@ -8,7 +8,7 @@ from relay.outbox.row import NewRow
 Watcher = Callable[[Sequence[NewRow]], None]
 
 watchers: list[Watcher] = []
-is_strict = False  # `autocommit=True` is refused, too
+strict_blocks: list[object] = []  # while there is one, `autocommit=True` is refused, too
 
 
 @contextmanager
@@ -19,6 +19,20 @@ def watching(watcher: Watcher) -> Iterator[None]:
         yield
     finally:
         watchers.remove(watcher)
+
+
+@contextmanager
+def being_strict() -> Iterator[None]:
+    block = object()
+    strict_blocks.append(block)
+    try:
+        yield
+    finally:
+        strict_blocks.remove(block)
+
+
+def is_strict() -> bool:
+    return bool(strict_blocks)
 
 
 def note(rows: Sequence[NewRow]) -> None:

@@ -156,7 +156,7 @@ def _rows(events: Iterable[Event], max_payload_bytes: int) -> list[NewRow]:
 def _write(
     target: "Sync | Async", rows: list[NewRow], schema: str, *, by_copy: bool, autocommit: bool
 ) -> Coroutine[Any, Any, None] | None:
-    autocommit = autocommit and not watch.is_strict
+    autocommit = autocommit and not watch.is_strict()
     driver = driver_of(target)
     if isinstance(driver, psycopg.AsyncConnection):
         return Awaited(insert.write_async(driver, rows, schema, by_copy=by_copy, autocommit=autocommit), CALLS)

@@ -12,7 +12,7 @@ from relay.testing.written import Written, given
 def capture() -> Iterator[list[Written]]:
     """Yield a list that gets each event of `add`, `add_many` and `OutboxMessage`, in every thread, until the end.
 
-    What is in the list and not in `Outbox(...).all()` was rolled back:
+    What is in the list and not in `Outbox(...).all()` was rolled back, or its `add` failed or was not awaited:
 
         with capture() as events, pytest.raises(CardDeclined):
             check_out(session, cart)

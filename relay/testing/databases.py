@@ -1,20 +1,30 @@
 """Databases with the outbox's tables: one that is there, or a fresh one for each test."""
 
+import re
 import secrets
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from datetime import UTC, datetime
-from urllib.parse import urlsplit
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from threading import Lock
 
 import psycopg
+from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
 
 from relay.errors import ConfigurationError, importing
 
-TEMPLATE = "outbox_template_"
+# Each name has its day, so that what a killed run has left is known later.
+TEMPLATE, UNFINISHED, TEST = "outbox_template", "outbox_unfinished", "outbox_test"
+OURS = re.compile(r"(outbox_template_\d{4}|outbox_unfinished|outbox_test)_(?P<day>\d{8})_[0-9a-f]{8,16}")
+LEFT_AFTER = timedelta(days=2)
+ONE_AT_A_TIME = Lock()  # Alembic keeps the current migration in globals of the process
+
 TAKE_LOCK = SQL("SELECT pg_advisory_lock(hashtextextended('outbox_template', 0))")
-TEMPLATES = SQL("SELECT datname FROM pg_database WHERE starts_with(datname, %s)")
+DATABASES = SQL("SELECT datname FROM pg_database WHERE starts_with(datname, 'outbox_')")
+CREATE = SQL("CREATE DATABASE {}")
+DROP = SQL("DROP DATABASE IF EXISTS {}")
 
 
 def migrate(url: str, *, schema: str = "outbox") -> None:
@@ -33,29 +43,43 @@ def migrate(url: str, *, schema: str = "outbox") -> None:
         from relay.config.settings import DatabaseSettings  # noqa: PLC0415
         from relay.operate.schema import migrate as tables  # noqa: PLC0415
 
-    tables.migrate(DatabaseSettings(url=SecretStr(url), schema_name=schema))
+    with ONE_AT_A_TIME:
+        tables.migrate(DatabaseSettings(url=SecretStr(url), schema_name=schema))
 
 
 @contextmanager
 def template_database(server_url: str) -> Iterator[str]:
     """Yield the URL of a fresh database with the outbox's tables, which is dropped at the end.
 
-    It is a copy: the first call on a server migrates a template, `outbox_template_...`, which stays there for the next
-    run. Several processes may call this at once.
+    It is a copy: the first call of a day migrates a template, `outbox_template_...`, which stays on the server. What
+    killed runs have left there is dropped two days later. Several processes may call this at once.
 
     Args:
-        server_url: of any database of the server; its login needs the right CREATEDB.
+        server_url: of any database of the server, as libpq takes it; its login needs the right CREATEDB.
+    Raises:
+        ConfigurationError: the URL is SQLAlchemy's, or names its database in another place than its path.
     """
-    name = f"outbox_test_{secrets.token_hex(8)}"
-    url = _with_database(server_url, name)
-    with closing(psycopg.connect(server_url, autocommit=True)) as server:
+    name = f"{TEST}_{datetime.now(UTC):%Y%m%d}_{secrets.token_hex(8)}"
+    url = with_database(server_url, name)
+    with _server(server_url) as server:
         template = _template(server, server_url)
         server.execute(SQL("CREATE DATABASE {} TEMPLATE {}").format(Identifier(name), Identifier(template)))
     try:
         yield url
     finally:
-        with closing(psycopg.connect(server_url, autocommit=True)) as server:
-            server.execute(SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(Identifier(name)))
+        with _server(server_url) as server:
+            server.execute(SQL("{} WITH (FORCE)").format(DROP.format(Identifier(name))))
+
+
+@contextmanager
+def _server(url: str) -> Iterator[psycopg.Connection]:
+    with closing(psycopg.connect(url, autocommit=True)) as server:
+        server.execute("SET statement_timeout = 0")
+        try:
+            yield server
+        except errors.InsufficientPrivilege as error:
+            error.add_note(f"the login {server.info.user!r} needs the right CREATEDB: ALTER ROLE ... CREATEDB")
+            raise
 
 
 def _template(server: psycopg.Connection, server_url: str) -> str:
@@ -63,28 +87,47 @@ def _template(server: psycopg.Connection, server_url: str) -> str:
     with importing("testing"):
         from relay.operate.revision import head_revision  # noqa: PLC0415
 
-    # The tables have a part for each of the next days: those of yesterday's template end a day earlier.
-    name = f"{TEMPLATE}{head_revision()}_{datetime.now(UTC):%Y%m%d}"
-    server.execute(TAKE_LOCK)  # until the end of the session
-    found = {row[0] for row in server.execute(TEMPLATES, [TEMPLATE])}
-    if name not in found:
-        for old in found:
-            server.execute(SQL("DROP DATABASE IF EXISTS {}").format(Identifier(old)))
-        unfinished = f"{TEMPLATE}unfinished"
-        server.execute(SQL("CREATE DATABASE {}").format(Identifier(unfinished)))
-        migrate(_with_database(server_url, unfinished))
-        server.execute(SQL("ALTER DATABASE {} RENAME TO {}").format(Identifier(unfinished), Identifier(name)))
+    # The tables have a part for each of the next days: those of yesterday's template end a day earlier. Another login
+    # could not use what this one owns.
+    today, login = f"{datetime.now(UTC):%Y%m%d}", sha256(server.info.user.encode()).hexdigest()[:8]
+    name = f"{TEMPLATE}_{head_revision()}_{today}_{login}"
+    server.execute(TAKE_LOCK)  # until the end of the session, and only for those in the same database
+    found = [database for (database,) in server.execute(DATABASES)]
+    if name in found:
+        return name
+    _drop_left(server, found)
+    unfinished = f"{UNFINISHED}_{today}_{secrets.token_hex(8)}"
+    server.execute(CREATE.format(Identifier(unfinished)))
+    try:
+        migrate(with_database(server_url, unfinished))
+        # A connection to a template keeps all others from copying it.
+        server.execute(SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(Identifier(unfinished)))
+        with suppress(errors.DuplicateDatabase, errors.UniqueViolation):  # a process in another database was faster
+            server.execute(SQL("ALTER DATABASE {} RENAME TO {}").format(Identifier(unfinished), Identifier(name)))
+    finally:
+        server.execute(DROP.format(Identifier(unfinished)))
     return name
 
 
-def _with_database(url: str, name: str) -> str:
-    """Return the URL of another database of the same server, in the form that the given one has.
+def _drop_left(server: psycopg.Connection, databases: list[str]) -> None:
+    """Drop what earlier days have left, but for databases in use and those of another login."""
+    first = f"{datetime.now(UTC) - LEFT_AFTER:%Y%m%d}"
+    for name in databases:
+        if (ours := OURS.fullmatch(name)) and ours["day"] < first:
+            with suppress(errors.ObjectInUse, errors.InsufficientPrivilege):
+                server.execute(DROP.format(Identifier(name)))
 
-    Raises:
-        ConfigurationError: libpq takes the name of the database from another place of it.
-    """
-    is_url = url.startswith(("postgresql://", "postgres://"))
-    other = urlsplit(url)._replace(path=f"/{name}").geturl() if is_url else make_conninfo(url, dbname=name)
+
+def with_database(url: str, name: str) -> str:
+    """Return the URL of another database of the same server, in the form that the given one has."""
+    scheme, is_url, rest = url.partition("://")
+    if "+" in scheme and is_url:
+        raise ConfigurationError(f"server_url is a URL of libpq, which begins with postgresql://, and not {scheme}://")
+    if is_url:
+        hosts, query = re.split(r"[/?]", rest, maxsplit=1)[0], rest.partition("?")[2]
+        other = f"{scheme}://{hosts}/{name}" + (f"?{query}" if query else "")
+    else:
+        other = make_conninfo(url, dbname=name)
     if conninfo_to_dict(other).get("dbname") != name:
         raise ConfigurationError("server_url must name its database as its path, as in postgresql://user@host/postgres")
     return other

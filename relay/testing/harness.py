@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString, cast
 from uuid import UUID
 
 from aiormq.abc import AbstractChannel
 from psycopg.sql import Composed
 
+from relay.consume.apply.fence import NO_PARTITION
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
@@ -19,41 +20,57 @@ from relay.consume.channel import consume
 from relay.consume.classify import Failure, History, Judge
 from relay.consume.consumer import Consumer
 from relay.consume.failed.copy_publisher import CopyPublisher
-from relay.consume.failed.envelope import DEAD_ATTEMPTS, DEAD_REASON, EXCEPTION, EXCEPTION_WORDS
+from relay.consume.failed.envelope import DEAD_ATTEMPTS, DEAD_REASON, EXCEPTION, EXCEPTION_WORDS, unpack
 from relay.consume.failed.poison import BegunAttempts
+from relay.consume.hindrances import Outages
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox
 from relay.errors import BrokerUnavailableError, DatabaseUnavailableError
 from relay.outbox.event import Event
 from relay.outbox.row import row_of
-from relay.testing.memory import MemoryChannel, MemoryQueue, QueuedMessage, message_of
+from relay.testing.memory import MemoryChannel, MemoryQueue, QueuedMessage, message_of, written_of
 from relay.testing.outbox import AsyncOutbox, Outbox
 from relay.testing.written import Written, given
 
 NO_BROKER = "amqp://no-broker.invalid"  # it is never connected to
 LOOK_INTERVAL = 0.002  # seconds between two looks whether all is done
-# Added to each wait of a held message: it comes due by `advance` alone, however slow the machine is.
-FROZEN = timedelta(days=3650)
+MOST_SECONDS = 10 * 365 * 86_400.0  # of one `advance`
+# A held message waits in virtual time: `due_at` is this moment and its wait. So it comes due by `advance` alone.
+FROZEN = datetime(3000, 1, 1, tzinfo=UTC)
+FAR = timedelta(days=400_000)  # behind that moment
 
 KNOWN = """
     SELECT message_id FROM {schema}.processed_message
     WHERE consumer_name = %(consumer)s AND message_id = ANY(%(message_ids)s::uuid[])
 """
-HELD = "SELECT message_id FROM {schema}.held_message WHERE consumer_name = %(consumer)s ORDER BY position"
-# A head that is due, or that is claimed: a handler works on it.
+HELD = """
+    SELECT message_id, envelope, body, exchange, routing_key FROM {schema}.held_message
+    WHERE consumer_name = %(consumer)s AND partition = %(no_partition)s
+    ORDER BY position
+"""
+# Heads that are due, or that are claimed: a handler works on them.
 UNDER_WAY = """
     SELECT count(*) FROM {schema}.held_message
-    WHERE consumer_name = %(consumer)s AND due_at < 'infinity' AND (due_at <= now() OR begun > 0)
+    WHERE consumer_name = %(consumer)s AND partition = %(no_partition)s AND due_at < %(frozen)s
+"""
+# What a consumer has left behind that is no more.
+UNCLAIM = """
+    UPDATE {schema}.held_message SET due_at = now()
+    WHERE consumer_name = %(consumer)s AND partition = %(no_partition)s AND due_at < %(frozen)s
+"""
+FREEZE = """
+    UPDATE {schema}.held_message SET due_at = %(frozen)s + %(wait)s
+    WHERE consumer_name = %(consumer)s AND (message_id = %(message_id)s OR position = %(position)s)
 """
 NEXT_DUE = """
-    SELECT extract(epoch FROM min(due_at) - now() - %(frozen)s)::float8 FROM {schema}.held_message
-    WHERE consumer_name = %(consumer)s AND due_at < 'infinity'
+    SELECT min(greatest(due_at - %(frozen)s, interval '0')) FROM {schema}.held_message
+    WHERE consumer_name = %(consumer)s AND partition = %(no_partition)s AND due_at < 'infinity'
 """
 BRING_FORWARD = """
     UPDATE {schema}.held_message
-    SET due_at = CASE WHEN due_at - %(time)s <= now() + %(frozen)s THEN now() ELSE due_at - %(time)s END
-    WHERE consumer_name = %(consumer)s AND due_at < 'infinity'
+    SET due_at = CASE WHEN due_at - %(time)s <= %(frozen)s THEN now() ELSE due_at - %(time)s END
+    WHERE consumer_name = %(consumer)s AND partition = %(no_partition)s AND due_at >= %(frozen)s AND due_at < 'infinity'
 """
 
 
@@ -74,21 +91,25 @@ class Dead:
 
 @dataclass
 class DeliveryReport:
-    """What became of the messages of one call.
+    """What became of the messages of one call, also of those that another harness of this consumer has left.
 
     Attributes:
         applied: messages that had their effect in this call, in the order of their first delivery.
         duplicates: deliveries of messages that had it before.
         failed: what handlers raised, in order; also for messages that were applied at a later try.
         held: messages that wait in `held_message` at the end, the later ones of their keys among them.
+        waiting: messages that wait in a retry queue at the end, or in the queue after an `Overload`.
         dead: messages that were given up in this call.
+        overload: the words of an `Overload` that has ended the call.
     """
 
     applied: list[Written] = field(default_factory=list)
     duplicates: int = 0
     failed: list[BaseException] = field(default_factory=list)
     held: list[Written] = field(default_factory=list)
+    waiting: list[Written] = field(default_factory=list)
     dead: list[Dead] = field(default_factory=list)
+    overload: str | None = None
 
     def raise_first(self) -> None:
         """Raise what a handler raised first, with its traceback; return if no handler raised anything."""
@@ -100,11 +121,12 @@ class Harness:
     """A consumer whose queue is in memory. Inbox, held messages and the handlers' effects are in its database.
 
     What it does with a message is done by the parts of `Consumer`: each call runs one until all is settled, and ends
-    it. An `Overload` ends a call early; what is left is delivered by the next one.
+    it. An `Overload` ends a call early; what is left is delivered by the next one. One call runs at a time.
 
     Args:
         handlers, inbox, failures, work: as for `Consumer`.
         queue: its name, which handlers may see.
+        timeout: seconds that a call may take.
     Attributes:
         dead: the messages that were given up, in order.
     """
@@ -117,6 +139,7 @@ class Harness:
         failures: FailurePolicy = FailurePolicy(),  # noqa: B008 (immutable)
         work: WorkPolicy = WorkPolicy(),  # noqa: B008 (immutable)
         queue: str = "harness",
+        timeout: float = 30.0,
     ) -> None:
         given_handlers = list(handlers)
 
@@ -126,125 +149,162 @@ class Harness:
         consumer()  # raises now if the arguments do not fit together
         self._consumer: Callable[[], Consumer] = consumer
         self._queue = MemoryQueue(queue)
+        self._timeout = timeout
+        self._passed = timedelta()  # by `advance`
+        self._is_busy = False
         self._events: dict[UUID, Written] = {}
         self._messages: dict[UUID, QueuedMessage] = {}  # a repeat is the same message, also on the next day
         self.dead: list[Dead] = []
 
     async def deliver(self, *events: Event | Written, times: int = 1) -> DeliveryReport:
-        """Deliver these events in order, and wait until each is applied, held or dead.
+        """Deliver these events in order, and wait until each is applied, held, waiting or dead.
 
         Args:
             times: how often all of them are delivered.
+        Raises:
+            TimeoutError: `timeout` is over; what was not settled is delivered by the next call.
         """
-        self._queue.ready += [self._message(event) for _ in range(times) for event in events]
-        return await self._run()
+        if times < 1:
+            raise ValueError(f"times is {times}; it is at least 1")
+        messages = self._messages_of(events)
+        async with self._call() as call:
+            self._queue.ready += messages * times
+            await call.consume()
+        return call.report
 
     async def crash_before_ack(self, event: Event | Written) -> DeliveryReport:
         """Deliver an event to a process that dies between commit and acknowledgement, and then to the next process."""
-        self._queue.ready.append(self._message(event))
-        return await self._run(crashes=True)
+        messages = self._messages_of([event])
+        async with self._call() as call:
+            self._queue.ready += messages
+            await call.consume(loses_acks=True)
+            await call.consume()
+        return call.report
 
     async def drain(self, outbox: Outbox | AsyncOutbox) -> DeliveryReport:
-        """Deliver the pending rows, and those that the handlers write meanwhile, until there are no more.
+        """Deliver the pending rows that are due, and those that the handlers write meanwhile, until there are no more.
 
         The handlers have other connections. So what they need of your transaction must be committed.
         """
-        whole = DeliveryReport()
-        while new := [row for row in await _rows(outbox) if row.message_id not in self._messages]:
-            part = await self.deliver(*new)
-            whole.applied += part.applied
-            whole.duplicates += part.duplicates
-            whole.failed += part.failed
-            whole.dead += part.dead
-            whole.held = part.held
-        return whole
+        async with self._call() as call:
+            while True:
+                rows = [row for row in await _rows(outbox) if row.message_id not in self._messages]
+                now = datetime.now(UTC) + self._passed
+                new = self._messages_of([row for row in rows if row.available_at is None or row.available_at <= now])
+                self._queue.ready += new
+                if await call.consume() or not new:
+                    break
+        return call.report
 
     async def advance(self, seconds: float) -> DeliveryReport:
-        """Let time pass: retries and held messages come due, in the order of their times."""
+        """Let time pass: retries and held messages come due, in the order of their times.
+
+        A wait is shorter than its step by chance (`Retries.jitter`): advance by the whole step, or set `jitter=0`.
+        """
+        if not 0 <= seconds <= MOST_SECONDS:
+            raise ValueError(f"seconds are {seconds}; they are at least 0, and at most {MOST_SECONDS:.0f}")
         async with self._call() as call:
-            left = seconds
+            left = timedelta(seconds=seconds)
             while True:
                 waits = [wait for wait in (self._queue.next_due(), await call.next_due()) if wait is not None]
-                step = min(left, *(max(0.0, wait) for wait in waits)) if waits else left
+                step = min([left, *waits])
                 left -= step
+                self._passed += step
                 await call.bring_forward(step)
                 self._queue.bring_forward(step)
-                is_paused = await call.consume()
-                if is_paused or left <= 0:
-                    return call.delivered
-
-    async def _run(self, *, crashes: bool = False) -> DeliveryReport:
-        async with self._call() as call:
-            if crashes:
-                await call.consume(loses_acks=True)
-            await call.consume()
-        return call.delivered
+                if await call.consume() or not left:
+                    break
+        return call.report
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator["Call"]:
-        """Yield a call; at its end it has what became of the messages."""
+        """Yield a call; at its end its report is complete, however it ends."""
+        if self._is_busy:
+            raise RuntimeError("another call of this harness is running: await it first")
+        self._is_busy = True
         setup = self._consumer().setup
         call = Call(setup, self._queue, self._consumer)
         try:
-            await check_inbox(setup.inbox)
-            before, dead = await call.known(self._events), len(self._queue.dead)
-            yield call
-            applied = await call.known(self._events) - before
-            delivered = call.delivered
-            delivered.applied = [event for message_id, event in self._events.items() if message_id in applied]
-            delivered.held = [self._events[each] for each in await call.held() if each in self._events]
-            delivered.dead = [self._dead(letter) for letter in self._queue.dead[dead:]]
-            self.dead += delivered.dead
+            async with asyncio.timeout(self._timeout):
+                await check_inbox(setup.inbox)
+                self._events = {event.message_id: event for event in await call.begin()} | self._events
+                before, dead = await call.known(self._events), len(self._queue.dead)
+                yield call
+                applied = await call.known(self._events) - before
+                report = call.report
+                report.applied = [event for message_id, event in self._events.items() if message_id in applied]
+                report.held = [self._event(event) for event in await call.held()]
+                waiting = [*self._queue.ready, *(message for _, message in self._queue.waiting)]
+                report.waiting = [self._event(written_of(message)) for message in waiting]
+                report.dead = [self._dead(letter) for letter in self._queue.dead[dead:]]
+                self.dead += report.dead
+        except TimeoutError as error:
+            raise TimeoutError(f"not settled within {self._timeout:g} s: {call.under_way}") from error
         finally:
+            self._is_busy = False
             await setup.session.close()
 
-    def _message(self, event: Event | Written) -> QueuedMessage:
-        written = event if isinstance(event, Written) else given(row_of(event, None))
-        if written.message_id not in self._messages:
-            self._events[written.message_id] = written
-            self._messages[written.message_id] = message_of(written, len(self._messages) + 1)
-        return self._messages[written.message_id]
+    def _messages_of(self, events: Iterable[Event | Written]) -> list[QueuedMessage]:
+        """Return the messages of these events. If one cannot be a message, none of them is noted."""
+        rows = [event if isinstance(event, Written) else given(row_of(event, None)) for event in events]
+        new = {row.message_id: row for row in rows if row.message_id not in self._messages}
+        made = {each: message_of(row, len(self._messages) + place) for place, (each, row) in enumerate(new.items(), 1)}
+        self._events |= new
+        self._messages |= made
+        return [self._messages[row.message_id] for row in rows]
+
+    def _event(self, found: Written) -> Written:
+        """Return the event as the test gave it, if it did."""
+        return self._events.get(found.message_id, found)
 
     def _dead(self, letter: QueuedMessage) -> Dead:
-        properties = letter.header.properties
-        headers: dict[str, Any] = dict(properties.headers or {})
+        headers: dict[str, Any] = dict(letter.header.properties.headers or {})
         error = f"{headers[EXCEPTION]}: {headers[EXCEPTION_WORDS]}".removeprefix(": ")
-        return Dead(
-            event=self._events[UUID(properties.message_id)],
-            reason=headers[DEAD_REASON],
-            attempts=headers[DEAD_ATTEMPTS],
-            error=error,
-        )
+        event = self._event(written_of(letter))
+        return Dead(event=event, reason=headers[DEAD_REASON], attempts=headers[DEAD_ATTEMPTS], error=error)
 
 
 class Call:
-    """One call of the harness: it runs consumers, and sees what becomes of the messages."""
+    """One call of the harness: it runs consumers, and sees what becomes of the messages.
+
+    Attributes:
+        under_way: what the call waits for, in words.
+    """
 
     def __init__(self, setup: Setup, queue: MemoryQueue, consumer: Callable[[], Consumer]) -> None:
-        self.delivered = DeliveryReport()
+        self.report = DeliveryReport()
+        self.under_way = "the database"
         self._setup = setup
         self._queue = queue
         self._consumer = consumer
+
+    async def begin(self) -> list[Written]:
+        """Make due what a consumer that is no more has left behind, and return what is held."""
+        await self._query(UNCLAIM)
+        return await self.held()
 
     async def known(self, messages: Iterable[UUID]) -> set[UUID]:
         """Return which of these messages were applied."""
         return {each for (each,) in await self._query(KNOWN, message_ids=list(messages))}
 
-    async def held(self) -> list[UUID]:
-        return [each for (each,) in await self._query(HELD)]
+    async def held(self) -> list[Written]:
+        return [
+            replace(written_of(unpack(envelope, body, exchange=exchange, routing_key=key)), message_id=message_id)
+            for message_id, envelope, body, exchange, key in await self._query(HELD)
+        ]
 
-    async def next_due(self) -> float | None:
-        """Return the seconds until a held message comes due; None: no message is held."""
-        ((seconds,),) = await self._query(NEXT_DUE, frozen=FROZEN)
-        return None if seconds is None else float(seconds)
+    async def next_due(self) -> timedelta | None:
+        """Return the time until a held message comes due; None: no message is held."""
+        ((wait,),) = await self._query(NEXT_DUE)
+        return cast("timedelta | None", wait)
 
-    async def bring_forward(self, seconds: float) -> None:
-        await self._query(BRING_FORWARD, frozen=FROZEN, time=timedelta(seconds=seconds))
+    async def bring_forward(self, time: timedelta) -> None:
+        await self._query(BRING_FORWARD, time=time)
 
     async def consume(self, *, loses_acks: bool = False) -> bool:
         """Run a consumer until all is settled; return whether it paused for an overload, and so left something."""
         setup = self._consumer().setup
-        setup.judge = RecordingJudge(setup.failures, self.delivered.failed)
+        setup.judge = RecordingJudge(setup.failures, self.report.failed)
         setup.session = FrozenSession(setup.inbox, setup.outages)
         setup.begun_attempts = BegunAttempts(setup.inbox, setup.session)
         setup.outgoing = cast(CopyPublisher, self._queue)
@@ -253,8 +313,8 @@ class Call:
         try:
             while not running.done() and not await self._is_done(setup, channel):
                 await asyncio.wait([running], timeout=LOOK_INTERVAL)
-            is_paused = setup.gate.reason is not None
-            if is_paused:
+            if (overload := setup.gate.reason) is not None:
+                self.report.overload = str(overload)
                 setup.stop_at_once.set()
             setup.stop.set()
             with suppress(BrokerUnavailableError):  # the connection that was lost with the acknowledgement
@@ -262,9 +322,10 @@ class Call:
         finally:
             running.cancel()
             await asyncio.wait([running])
+            await channel.close()  # what is not settled goes back to the queue
             await setup.session.close()
-        self.delivered.duplicates += setup.counters.duplicates
-        return is_paused
+        self.report.duplicates += setup.counters.duplicates
+        return overload is not None
 
     async def _is_done(self, setup: Setup, channel: MemoryChannel) -> bool:
         if (lost := setup.health.hindrances.get("database")) is not None:
@@ -272,15 +333,16 @@ class Call:
         if setup.gate.reason is not None:
             return True
         if not channel.is_settled:
+            self.under_way = f"{channel.unsettled_count} messages are delivered and not settled"
             return False
-        ((under_way,),) = await self._query(UNDER_WAY) if setup.failures.holds_keys else ((0,),)
-        return not under_way
+        ((due,),) = await self._query(UNDER_WAY) if setup.failures.holds_keys else ((0,),)
+        self.under_way = f"{due} held messages are due, or a handler works on them"
+        return not due
 
     async def _query(self, statement: LiteralString, **parameters: Any) -> Rows:
         inbox = self._setup.inbox
-        return await self._setup.session.run(
-            inbox.statement(statement), {"consumer": inbox.consumer_name, **parameters}
-        )
+        fixed = {"consumer": inbox.consumer_name, "no_partition": NO_PARTITION, "frozen": FROZEN}
+        return await self._setup.session.run(inbox.statement(statement), {**fixed, **parameters})
 
 
 class RecordingJudge(Judge):
@@ -296,14 +358,20 @@ class RecordingJudge(Judge):
 
 
 class FrozenSession(InboxSession):
-    """A session that puts each held message off until `advance` brings it forward."""
+    """A session that puts each wait of a held message into virtual time."""
+
+    def __init__(self, inbox: Inbox, outages: Outages) -> None:
+        super().__init__(inbox, outages)
+        self._freeze = inbox.statement(FREEZE)
 
     async def run(self, statement: Composed, *parameters: Parameters) -> Rows:
-        frozen = [
-            {**each, "wait": each["wait"] + FROZEN} if isinstance(each, dict) and each.get("wait") else each
-            for each in parameters
-        ]
-        return await super().run(statement, *frozen)
+        waits = [each for each in parameters if each.get("wait")]  # what becomes a dead letter does not wait
+        late = [{**each, "wait": FAR} if each in waits else each for each in parameters]
+        rows = await super().run(statement, *late)
+        for each in waits:  # in between it is not due, either
+            place = {name: each.get(name) for name in ("consumer", "message_id", "position", "wait")}
+            await super().run(self._freeze, {**place, "frozen": FROZEN})
+        return rows
 
 
 async def _rows(outbox: Outbox | AsyncOutbox) -> list[Written]:

@@ -4,8 +4,9 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
@@ -22,6 +23,7 @@ from relay.servers.rabbitmq.content_header import decode_header
 from relay.testing.written import Written
 
 CHANNEL = 1
+NO_TIME = timedelta()
 NO_LIMIT = 2**63 - 1  # bytes: `add` has a limit, and a relay may have another
 
 Deliver = Callable[[DeliveredMessage], Awaitable[None]]
@@ -50,16 +52,14 @@ class MemoryQueue:
 
     Attributes:
         ready: what is delivered next.
-        waiting: copies in retry queues, each with the time at which it comes back.
+        waiting: copies in retry queues, each with the time after which it comes back.
         dead: copies that are dead letters.
-        now: seconds; only `Harness.advance` moves them.
     """
 
     name: str
     ready: list[QueuedMessage] = field(default_factory=list)
-    waiting: list[tuple[float, QueuedMessage]] = field(default_factory=list)
+    waiting: list[tuple[timedelta, QueuedMessage]] = field(default_factory=list)
     dead: list[QueuedMessage] = field(default_factory=list)
-    now: float = 0.0
 
     async def publish(self, queue: str, properties: Basic.Properties, body: bytes) -> None:
         """Keep a copy, as `CopyPublisher.publish` hands it to the broker."""
@@ -67,28 +67,27 @@ class MemoryQueue:
         if queue == dead_queue_name(self.name):
             self.dead.append(QueuedMessage("", queue, header, body))
             return
-        seconds = int(properties.expiration or 0) / 1000
+        wait = timedelta(milliseconds=int(properties.expiration or 0))
         death: FieldTable = {
             "count": 1, "exchange": "", "queue": queue, "reason": "expired", "routing-keys": [queue],
             "time": datetime.now(UTC),
         }  # fmt: skip
         properties.headers = {**(properties.headers or {}), "x-death": [death]}
         properties.expiration = None
-        self.waiting.append((self.now + seconds, QueuedMessage("", self.name, header, body)))
+        self.waiting.append((wait, QueuedMessage("", self.name, header, body)))
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""
 
-    def next_due(self) -> float | None:
-        """Return the seconds until the next copy comes back; None: no copy waits."""
-        return min((due - self.now for due, _ in self.waiting), default=None)
+    def next_due(self) -> timedelta | None:
+        """Return the time until the next copy comes back; None: no copy waits."""
+        return min((wait for wait, _ in self.waiting), default=None)
 
-    def bring_forward(self, seconds: float) -> None:
+    def bring_forward(self, time: timedelta) -> None:
         """Let time pass: copies whose time has come are put into the queue, in the order of their times."""
-        self.now += seconds
-        due = sorted((each for each in self.waiting if each[0] <= self.now), key=lambda each: each[0])
-        self.waiting = [each for each in self.waiting if each[0] > self.now]
-        self.ready += [message for _, message in due]
+        later = sorted(((wait - time, message) for wait, message in self.waiting), key=lambda each: each[0])
+        self.ready += [message for wait, message in later if wait <= NO_TIME]
+        self.waiting = [each for each in later if each[0] > NO_TIME]
 
 
 class MemoryChannel:
@@ -110,6 +109,10 @@ class MemoryChannel:
     def is_settled(self) -> bool:
         """Whether all was delivered, and is acknowledged."""
         return self._has_delivered and not self._unsettled
+
+    @property
+    def unsettled_count(self) -> int:
+        return len(self._unsettled)
 
     @property
     def is_closed(self) -> bool:
@@ -151,6 +154,25 @@ class MemoryChannel:
                 for each in self._unsettled.values()
             ]
             self._queue.ready = [*again, *self._queue.ready]
+
+
+def written_of(message: DeliveredMessage | QueuedMessage) -> Written:
+    """Return the event of a message, as a relay has sent it."""
+    properties = message.header.properties
+    headers: dict[str, Any] = dict(properties.headers or {})
+    is_json = (properties.content_type or "").endswith("json")
+    return Written(
+        event_type=properties.message_type or "",
+        key=(str(headers.get("x-aggregate-type")), headers.get("x-aggregate-id")),
+        headers={name: value for name, value in headers.items() if not name.startswith("x-")},
+        message_id=UUID(properties.message_id),
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        content_type=properties.content_type,
+        available_at=None,
+        body=message.body.decode() if is_json else message.body,
+        state=None,
+    )
 
 
 def message_of(event: Written, number: int) -> QueuedMessage:

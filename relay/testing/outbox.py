@@ -39,8 +39,9 @@ class Outbox:
 
         Args:
             key: `(aggregate_type, aggregate_id)`, or `aggregate_id` alone.
-            payload: what the payload has, maybe among other things. A dict has at least these keys, a list exactly
-                these items. Or a function that is given the payload, and returns whether it is right.
+            payload: what the payload has, maybe among other things. A dict has at least these keys, a list as many
+                items. A value may be a matcher, such as `pytest.approx(0.3)`. Or a function that is given the payload,
+                and returns whether it is right.
             count: how many rows must be so; without it, at least one.
         Raises:
             AssertionError: there is no such row, or another number of them.

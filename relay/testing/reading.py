@@ -2,7 +2,7 @@
 
 import json
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -26,6 +26,7 @@ READ = SQL("""
     FROM {schema}.message
     ORDER BY id
 """)
+EARLIEST, LATEST = (each.replace(tzinfo=UTC) for each in (datetime.min, datetime.max))  # noqa: DTZ901
 CLEAR = SQL("DELETE FROM {schema}.message RETURNING event_type")
 
 
@@ -46,7 +47,7 @@ def run(target: "Sync", text: str) -> list[str]:
 
         if isinstance(target, alchemy.SYNC):
             return _run_alchemy(target, text)
-    raise not_a_target(driver)
+    raise _refusal(target)
 
 
 async def run_async(target: "Async", text: str) -> list[str]:
@@ -65,7 +66,22 @@ async def run_async(target: "Async", text: str) -> list[str]:
         if isinstance(target, alchemy.ASYNC):
             given = target() if isinstance(target, async_scoped_session) else target
             return await given.run_sync(_run_alchemy, text)
-    raise not_a_target(target)
+    raise _refusal(target)
+
+
+def _refusal(target: object) -> TypeError:
+    """Return the error for a target of the other kind, or of no kind."""
+    driver, kind = driver_of(target), type(target).__name__
+    is_sync, is_async = isinstance(driver, psycopg.Connection), isinstance(driver, psycopg.AsyncConnection)
+    if sys.modules.get("sqlalchemy"):
+        from relay.outbox import alchemy  # noqa: PLC0415
+
+        is_sync, is_async = is_sync or isinstance(target, alchemy.SYNC), is_async or isinstance(target, alchemy.ASYNC)
+    if is_async or is_of_asyncpg(target):
+        return TypeError(f"{kind} is asynchronous: use AsyncOutbox, and await each call")
+    if is_sync:
+        return TypeError(f"{kind} is not asynchronous: use Outbox")
+    return not_a_target(driver)
 
 
 def decoded(row: str) -> Written:
@@ -79,10 +95,20 @@ def decoded(row: str) -> Written:
         exchange=found["exchange"],
         routing_key=found["routing_key"],
         content_type=found["content_type"],
-        available_at=datetime.fromisoformat(found["available_at"]) if found["available_at"] else None,
+        available_at=_moment(found["available_at"]),
         body=bytes.fromhex(found["hex"]) if found["text"] is None else found["text"],
         state=found["state"],
     )
+
+
+def _moment(text: str | None) -> datetime | None:
+    """Return a moment of the table; one that Python does not have becomes the earliest or the latest that it has."""
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:  # infinity, or a year of five digits
+        return EARLIEST if text.startswith("-") or text.endswith("BC") else LATEST
 
 
 def _run_alchemy(target: Any, text: str) -> list[str]:

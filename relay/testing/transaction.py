@@ -13,8 +13,5 @@ def require_transaction() -> Iterator[None]:
     `add` outside of a transaction raises NoTransactionError. With `autocommit=True` it does so in such a block alone. A
     test finds an event there that would stay when its change fails.
     """
-    before, watch.is_strict = watch.is_strict, True
-    try:
+    with watch.being_strict():
         yield
-    finally:
-        watch.is_strict = before

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, TypeVar, overload
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from relay.outbox.row import NewRow, row_of
 
 T = TypeVar("T")
 
+MOST_DIGITS = 4300
 LONGEST = 200  # characters of a value in a message of an assertion
 PLAIN = (dict, list, str, int, float, bool)  # what JSON is without a model
 
@@ -54,7 +56,7 @@ class Written:
             pydantic.ValidationError: it does not fit the model.
         """
         if as_ is None or as_ in PLAIN or as_ is bytes:
-            payload = self.body if isinstance(self.body, bytes) else json.loads(self.body)
+            payload = self.body if isinstance(self.body, bytes) else decoded(self.body)
             if as_ is not None and type(payload) is not as_:
                 raise TypeError(f"the payload of {self} is a {type(payload).__name__}, no {as_.__name__}")
             return payload
@@ -83,7 +85,7 @@ class Written:
         return f"{named}: {_cut(repr(self.body) if isinstance(self.body, bytes) else self.body)}"
 
     def _content(self) -> tuple[Any, ...]:
-        body = self.body if isinstance(self.body, bytes) else json.loads(self.body)
+        body = self.body if isinstance(self.body, bytes) else decoded(self.body)
         place = (self.exchange, self.routing_key, self.content_type, self.available_at)
         return (self.event_type, self.key, dict(self.headers), *place, body)
 
@@ -102,6 +104,11 @@ def given(row: NewRow) -> Written:
         body=row.payload if row.payload_bytes is None else row.payload_bytes,  # type: ignore[arg-type]  # one is there
         state=None,
     )
+
+
+def decoded(text: str) -> Any:
+    """Return what JSON says; an integer that Python does not read at once becomes a Decimal."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= MOST_DIGITS else Decimal(digits))
 
 
 def short(value: object) -> str:

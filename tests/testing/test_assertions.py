@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
+from unittest.mock import ANY
 from uuid import UUID
 
 import psycopg
 import pytest
 from pydantic import BaseModel, ValidationError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from relay.outbox import Event, PayloadError, add
-from relay.testing import Outbox
+from relay.outbox import Event, add
+from relay.testing import AsyncOutbox, Outbox
 
 DUE = datetime(2026, 12, 1, 12, tzinfo=UTC)
 LINES = [{"article": "A-1", "count": 2}, {"article": "B-7", "count": 1}]
@@ -194,14 +196,60 @@ def test_a_row_equals_an_event_of_the_same_content(outbox: Outbox) -> None:
     assert paid != "InvoicePaid"
 
 
-def test_a_wanted_value_that_no_payload_can_have_is_refused(outbox: Outbox) -> None:
-    with pytest.raises(PayloadError, match=r"payload\.amount cannot be written as JSON"):
-        outbox.assert_written("InvoicePaid", payload={"amount": Decimal("12.5")})
+def test_values_may_be_matchers(outbox: Outbox) -> None:
+    outbox.assert_written("InvoicePaid", payload={"amount": pytest.approx(12.5000001)})
+    outbox.assert_written("InvoiceIssued", key=42, payload={"amount": Decimal("12.5"), "due": ANY, "paid": ANY})
+
+    message = failure(outbox.assert_written, "InvoicePaid", payload={"amount": pytest.approx(12)})
+    assert "payload.amount is 12.5, not 12 ±" in message
 
 
-def test_a_target_of_another_kind_is_refused(connection: psycopg.Connection) -> None:
+@pytest.mark.parametrize(
+    ("content_type", "body"), [("text/plain", "hello"), ("application/octet-stream", b"\xff\x00"), (None, '"hello"')]
+)
+def test_text_is_compared_with_each_row_by_its_kind(
+    outbox: Outbox, connection: psycopg.Connection, content_type: str, body: Any
+) -> None:
+    add(connection, Event("Mail", "1", "MailSent", body, content_type=content_type))
+
+    outbox.assert_written("MailSent", payload=body)
+    assert "payload is JSON, and b'nothing' is not" in failure(outbox.assert_written, "InvoicePaid", payload="nothing")
+
+
+def test_a_predicate_that_raises_names_its_error_and_the_other_rows_are_asked(outbox: Outbox) -> None:
+    outbox.assert_written("InvoiceIssued", payload=lambda payload: payload["paid"] is False)
+
+    message = failure(outbox.assert_written, "InvoicePaid", payload=lambda payload: payload["sum"])
+    assert "<lambda> raised KeyError('sum')" in message
+
+
+def test_a_class_is_no_payload(outbox: Outbox) -> None:
+    with pytest.raises(TypeError, match="payload is the class Paid: give an object of it"):
+        outbox.assert_written("InvoicePaid", payload=Paid)
+
+
+def test_what_only_sql_can_write_is_read(connection: psycopg.Connection) -> None:
+    statement = (
+        "INSERT INTO outbox.message (aggregate_type, event_type, payload, available_at) VALUES ('a', %s, %s, %s)"
+    )
+    digits = "1" * 5000
+    for name, moment in {"First": "-infinity", "Last": "infinity", "Late": "20000-01-01"}.items():
+        connection.execute(statement, [name, digits, moment])
+
+    rows = Outbox(connection).all()
+
+    assert [row.available_at and row.available_at.year for row in rows] == [1, 9999, 9999]
+    assert rows[0].payload() == Decimal(digits)
+
+
+async def test_a_target_of_another_kind_is_refused(connection: psycopg.Connection, database_url: str) -> None:
+    engine = create_async_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
     with pytest.raises(TypeError, match=r"OperationalError is no connection or session of psycopg 3"):
         Outbox(psycopg.OperationalError()).all()  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="AsyncSession is asynchronous: use AsyncOutbox"):
+        Outbox(AsyncSession(engine)).all()  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Connection is not asynchronous: use Outbox"):
+        await AsyncOutbox(connection).all()  # type: ignore[arg-type]
 
 
 def test_the_callers_row_factory_and_schema_do_not_matter(database_url: str) -> None:

@@ -58,6 +58,20 @@ def test_each_thread_is_seen_and_nothing_after_the_end(connection: psycopg.Conne
     assert outer == [PLACED, PAID]
 
 
+def test_overlapping_blocks_end_each_for_itself(database_url: str) -> None:
+    first, second = require_transaction(), require_transaction()
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        with pytest.raises(NoTransactionError):
+            add(connection, PLACED, autocommit=True)
+        second.__exit__(None, None, None)
+        add(connection, PAID, autocommit=True)
+
+        assert Outbox(connection).all() == [PAID]
+
+
 def test_autocommit_is_refused_where_a_transaction_is_required(database_url: str) -> None:
     committing = engine(database_url, isolation_level="AUTOCOMMIT")
     with psycopg.connect(database_url, autocommit=True) as connection, Session(committing) as session:

@@ -1,5 +1,6 @@
 """A test gets a migrated database that it has alone; the template is made once a server."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +12,16 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from relay.errors import ConfigurationError
 from relay.outbox import Event, add
 from relay.testing import Outbox, migrate, template_database
+from relay.testing.databases import with_database
 from tests.support.postgres import PostgresServer
 from tests.testing.suite import run_suite
 
 PAID = Event("Invoice", "42", "InvoicePaid", {"amount": 12.5})
 DATABASES = "SELECT datname FROM pg_database WHERE starts_with(datname, 'outbox_') ORDER BY datname"
+
+
+def conninfo_of(server_url: str, database: str) -> str:
+    return make_conninfo(server_url, dbname=database)
 
 
 def databases(server_url: str) -> list[str]:
@@ -31,32 +37,88 @@ def test_several_at_once_share_one_template(server_url: str) -> None:
             with psycopg.connect(url) as connection:
                 Outbox(connection).assert_nothing_written()
                 add(connection, PAID)
-        assert len(databases(server_url)) == 5
+        assert len([name for name in databases(server_url) if name.startswith("outbox_test_")]) == 4
 
-    (template,) = databases(server_url)
-    assert template.startswith("outbox_template_0")
+    assert not [name for name in databases(server_url) if name.startswith(("outbox_test_", "outbox_unfinished_"))]
 
 
-def test_an_old_or_unfinished_template_is_replaced(server_url: str) -> None:
+@pytest.fixture
+def left(server_url: str) -> Iterator[list[str]]:
+    """Databases of earlier days, and of others."""
+    names = ["outbox_template_0001_20200101_0123abcd", "outbox_test_20200101_0123456789abcdef", "outbox_template_mine"]
     with psycopg.connect(server_url, autocommit=True) as server:
-        for name in (*databases(server_url), "outbox_template_0001_20200101", "outbox_template_unfinished"):
+        for name in (*databases(server_url), *names):
             server.execute(f"DROP DATABASE IF EXISTS {name}".encode())
+        for name in names:
             server.execute(f"CREATE DATABASE {name}".encode())
-        server.execute(f"DROP DATABASE {databases(server_url)[-2]}".encode())
+        yield names
+        for name in names:
+            server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
 
-    with template_database(server_url) as url, psycopg.connect(url) as connection:
-        add(connection, PAID)
 
-    (template,) = databases(server_url)
-    assert "unfinished" not in template
+def test_what_killed_runs_have_left_is_dropped_and_what_is_of_others_stays(server_url: str, left: list[str]) -> None:
+    _, test, mine = left
+    with psycopg.connect(conninfo_of(server_url, test)), template_database(server_url):
+        pass
+
+    assert set(databases(server_url)) & set(left) == {test, mine}
+
+
+def test_a_template_is_used_by_its_login_alone(server_url: str) -> None:
+    with psycopg.connect(server_url, autocommit=True) as server:
+        server.execute("DROP ROLE IF EXISTS tester")
+        server.execute("CREATE ROLE tester LOGIN CREATEDB PASSWORD 'secret'")
+    with template_database(server_url), template_database(make_conninfo(server_url, user="tester", password="secret")):
+        pass
+
+    assert len(databases(server_url)) == 2
+
+
+def test_a_login_without_the_right_is_told_which(server_url: str) -> None:
+    with psycopg.connect(server_url, autocommit=True) as server:
+        server.execute("DROP ROLE IF EXISTS lesser")
+        server.execute("CREATE ROLE lesser LOGIN PASSWORD 'secret'")
+    lesser = make_conninfo(server_url, user="lesser", password="secret")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege) as refused, template_database(lesser):
+        pass
+
+    assert "needs the right CREATEDB" in refused.value.__notes__[0]
+
+
+def test_processes_in_two_databases_of_the_server_make_one_template(server_url: str, left: list[str]) -> None:
+    urls = [server_url, conninfo_of(server_url, "postgres")] * 2
+
+    def make(url: str) -> None:
+        with template_database(url):
+            pass
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(make, urls))
+
+    assert len([name for name in databases(server_url) if name not in left]) == 1
 
 
 def test_a_connection_that_a_test_left_open_keeps_no_database(server_url: str) -> None:
     with template_database(server_url) as url:
         left_open = psycopg.connect(url)
 
-    assert len(databases(server_url)) == 1
     left_open.close()
+    assert url.rpartition("/")[2] not in databases(server_url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql:///admin?host=/tmp&port=5", "postgresql://u:a%40b@h,i:2/x?sslmode=disable", "postgres://h?user=u"],
+)
+def test_the_other_database_is_at_the_same_place(url: str) -> None:
+    found = conninfo_to_dict(with_database(url, "other"))
+
+    assert found == {**conninfo_to_dict(url), "dbname": "other"}
+
+
+def test_a_url_of_sqlalchemy_is_refused_without_its_password() -> None:
+    with pytest.raises(ConfigurationError, match=r"a URL of libpq, .*, and not postgresql\+psycopg://$"):
+        with_database("postgresql+psycopg://user:secret@host/admin", "other")
 
 
 @pytest.mark.parametrize("form", ["url", "conninfo"])
@@ -106,7 +168,7 @@ def test_a_suite_gets_databases_by_the_fixture(server_url: str, tmp_path: Path, 
     done = run_suite(SUITE, tmp_path, server_url, *arguments)
 
     assert "4 passed" in done.stdout, done.stdout + done.stderr
-    assert len(databases(server_url)) == 1
+    assert not [name for name in databases(server_url) if name.startswith("outbox_test_")]
 
 
 def test_the_server_may_stand_in_the_configuration(server_url: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -11,7 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from relay.consume import FailurePolicy, Inbox, Message, Overload, Permanent, Retries, WorkPolicy, on
 from relay.errors import DatabaseUnavailableError, InvalidPayloadError
-from relay.outbox import Event, add
+from relay.outbox import Event, PayloadError, add
 from relay.testing import AsyncOutbox, Harness, Outbox, Written
 
 RETRIES = FailurePolicy(retries=Retries(attempts=3, initial=1, maximum=60))
@@ -173,6 +174,7 @@ async def test_an_overload_leaves_the_message_for_the_next_call(payments: Paymen
     again = await harness.advance(1)
 
     assert (paused.applied, paused.failed, paused.dead) == ([], [], [])
+    assert (amounts(paused.waiting), paused.overload and "429" in paused.overload) == ([-1], True)
     assert (amounts(again.applied), payments.seen[-1].redelivered) == ([-1], True)
 
 
@@ -220,6 +222,91 @@ async def test_a_batch_that_fails_is_applied_one_by_one(payments: Payments) -> N
 
     assert (amounts(delivered.applied), amounts(delivered.held)) == ([1], [-2, 3])
     assert payments.amounts() == [1]
+
+
+async def test_what_an_overload_has_left_is_drained(payments: Payments) -> None:
+    payments.raises = [Overload("429")]
+    harness = payments.harness()
+    async with await psycopg.AsyncConnection.connect(payments.url) as connection:
+        await add(connection, paid(-1), paid(2))
+        await connection.commit()
+        first = await harness.drain(AsyncOutbox(connection))
+        second = await harness.drain(AsyncOutbox(connection))
+
+    assert (first.applied, amounts(second.applied)) == ([], [-1, 2])
+
+
+async def test_a_call_that_takes_too_long_says_what_is_under_way_and_loses_nothing(payments: Payments) -> None:
+    goes_on = asyncio.Event()
+
+    @on("InvoicePaid")
+    async def pay(message: Message[Paid], connection: psycopg.AsyncConnection) -> None:
+        await goes_on.wait()
+
+    harness = Harness([pay], inbox=Inbox(payments.url, "payments"), timeout=0.3)
+    with pytest.raises(TimeoutError, match=r"not settled within 0\.3 s: 2 messages are delivered and not settled"):
+        await harness.deliver(paid(1), paid(2, key="43"))
+    goes_on.set()
+    delivered = await harness.deliver()
+
+    assert amounts(delivered.applied) == [1, 2]
+
+
+async def test_an_event_that_is_none_takes_no_other_with_it(payments: Payments) -> None:
+    harness = payments.harness()
+    event = paid(1)
+    with pytest.raises(PayloadError):
+        await harness.deliver(event, Event("Invoice", "1", "InvoicePaid", {"amount": object()}))
+
+    assert (await harness.deliver(event)).applied == [event]
+
+
+async def test_a_new_harness_goes_on_with_what_another_has_held(payments: Payments) -> None:
+    payments.raises = [ZeroDivisionError(str(number)) for number in range(4)]
+    before = await payments.harness().deliver(paid(-1), paid(2))
+    after = await payments.harness().advance(3600)
+
+    assert (before.applied, amounts(before.held)) == ([], [-1, 2])
+    assert ([amounts([dead.event]) for dead in after.dead], amounts(after.applied)) == ([[-1]], [2])
+
+
+@pytest.mark.parametrize("failures", [RETRIES, SKIP], ids=["hold", "skip"])
+async def test_time_passes_by_advance_alone_and_exactly(payments: Payments, failures: FailurePolicy) -> None:
+    payments.raises = [ZeroDivisionError()]
+    exact = FailurePolicy(order=failures.order, retries=Retries(attempts=3, initial=0.3, maximum=60, jitter=0))
+    harness = payments.harness(exact)
+    first = await harness.deliver(paid(-1))
+    await asyncio.sleep(0.4)
+
+    assert amounts([*first.held, *first.waiting]) == [-1]
+    assert [(await harness.advance(0.1)).applied for _ in range(2)] == [[], []]
+    assert amounts((await harness.advance(0.1)).applied) == [-1]
+
+
+async def test_calls_at_once_and_impossible_times_are_refused(payments: Payments) -> None:
+    harness = payments.harness()
+    results = await asyncio.gather(harness.deliver(paid(1)), harness.deliver(paid(2)), return_exceptions=True)
+
+    assert [type(result).__name__ for result in results] == ["DeliveryReport", "RuntimeError"]
+    for seconds in (-1, float("nan"), float("inf"), 1e15):
+        with pytest.raises(ValueError, match="seconds are"):
+            await harness.advance(seconds)
+    with pytest.raises(ValueError, match="at least 1"):
+        await harness.deliver(paid(1), times=0)
+
+
+async def test_a_row_that_is_not_due_is_drained_when_it_is(payments: Payments) -> None:
+    harness = payments.harness()
+    later = Event("Invoice", "42", "InvoicePaid", {"amount": 1}, available_at=datetime.now(UTC) + timedelta(hours=1))
+    async with await psycopg.AsyncConnection.connect(payments.url) as connection:
+        await add(connection, later)
+        await connection.commit()
+        first = await harness.drain(AsyncOutbox(connection))
+        await harness.advance(3600)
+        second = await harness.drain(AsyncOutbox(connection))
+
+    assert first.applied == []
+    assert second.applied == [later]
 
 
 async def test_a_database_that_does_not_answer_ends_the_call() -> None:
