@@ -99,7 +99,7 @@ class DeliveryReport:
         failed: what handlers raised, in order; also for messages that were applied at a later try.
         held: messages that wait in `held_message` at the end, the later ones of their keys among them.
         waiting: messages that wait in a retry queue at the end, or in the queue after an `Overload`.
-        dead: messages that were given up in this call.
+        dead: messages that were given up in this call, or in an earlier one that ended by an error.
         overload: the words of an `Overload` that has ended the call.
     """
 
@@ -228,7 +228,7 @@ class Harness:
             async with asyncio.timeout(self._timeout):
                 await check_inbox(setup.inbox)
                 self._events = {event.message_id: event for event in await call.begin()} | self._events
-                before, dead = await call.known(self._events), len(self._queue.dead)
+                before = await call.known(self._events)
                 yield call
                 applied = await call.known(self._events) - before
                 report = call.report
@@ -236,7 +236,7 @@ class Harness:
                 report.held = [self._event(event) for event in await call.held()]
                 waiting = [*self._queue.ready, *(message for _, message in self._queue.waiting)]
                 report.waiting = [self._event(written_of(message)) for message in waiting]
-                report.dead = [self._dead(letter) for letter in self._queue.dead[dead:]]
+                report.dead = [self._dead(letter) for letter in self._queue.dead[len(self.dead) :]]
                 self.dead += report.dead
         except TimeoutError as error:
             raise TimeoutError(f"not settled within {self._timeout:g} s: {call.under_way}") from error

@@ -124,7 +124,7 @@ class MemoryChannel:
         return asyncio.shield(self._closed)
 
     async def basic_qos(self, **_: Any) -> None:
-        """Do nothing: what is ready is delivered at once, as far as the consumer's prefetch may be above it."""
+        """Do nothing: all that is ready is delivered at once, also beyond the prefetch."""
 
     async def basic_consume(self, _queue: str, deliver: Deliver, **_: Any) -> Basic.ConsumeOk:
         messages, self._queue.ready = self._queue.ready, []
