@@ -41,6 +41,7 @@ ALLOWED = {
     ("relay/operate/throughput.py", "SELECT"): BLOCKS,
     ("relay/operate/sent/session.py", "a partition"): "waits for marks by their lock",
     ("relay/retention/kind.py", "a partition"): DAYS,
+    ("relay/testing/reading.py", "SELECT"): "deletes the rows of a test, whatever their state",
     ("spark/outbox_spark/move.py", "the table's name"): "inserts new rows",
     ("spark/outbox_spark/reading/plan.py", "a partition"): DAYS,
     ("spark/outbox_spark/reading/plan.py", "the table's name"): BLOCKS,

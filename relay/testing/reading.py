@@ -23,7 +23,7 @@ READ = SQL("""
         'message_id', message_id, 'exchange', exchange, 'routing_key', routing_key, 'content_type', content_type,
         'available_at', available_at, 'text', CAST(payload AS text), 'hex', encode(payload_bytes, 'hex'), 'state', state
     ) AS text)
-    FROM {schema}.message
+    FROM {schema}.message_state
     ORDER BY id
 """)
 EARLIEST, LATEST = (each.replace(tzinfo=UTC) for each in (datetime.min, datetime.max))  # noqa: DTZ901
