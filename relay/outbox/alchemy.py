@@ -1,6 +1,6 @@
 """The writers for SQLAlchemy: the same statements, in the transaction of the session or connection."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
@@ -32,8 +32,13 @@ def write(target: Sync, rows: Sequence[NewRow], schema: str, *, by_copy: bool, a
 
 
 async def write_async(target: Async, rows: Sequence[NewRow], schema: str, *, by_copy: bool, autocommit: bool) -> None:
+    await run_sync(target, write, rows, schema, by_copy=by_copy, autocommit=autocommit)
+
+
+async def run_sync(target: Async, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function with the synchronous session or connection beneath the target, and return what it returns."""
     given = target() if isinstance(target, async_scoped_session) else target
-    await given.run_sync(write, rows, schema, by_copy=by_copy, autocommit=autocommit)
+    return await given.run_sync(function, *arguments, **options)
 
 
 def require_transaction(connection: sa.Connection) -> None:

@@ -16,9 +16,10 @@ async def write(connection: "AsyncpgConnection", rows: Sequence[NewRow], schema:
         return
     if not autocommit and not connection.is_in_transaction():
         raise NoTransactionError
+    statement = _statement(schema)
     with insert.remedies(schema):
         for batch in insert.batches(rows):
-            await connection.execute(_statement(schema), *map(list, zip(*batch, strict=True)))
+            await connection.execute(statement, *map(list, zip(*batch, strict=True)))
 
 
 def _statement(schema: str) -> str:

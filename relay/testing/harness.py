@@ -29,7 +29,7 @@ from relay.consume.startup import check_inbox
 from relay.errors import BrokerUnavailableError, DatabaseUnavailableError
 from relay.outbox.event import Event
 from relay.outbox.row import row_of
-from relay.testing.memory import MemoryChannel, MemoryQueue, QueuedMessage, message_of, written_of
+from relay.testing.memory import MemoryChannel, MemoryQueue, QueuedMessage, message_of, relays_encoder, written_of
 from relay.testing.outbox import AsyncOutbox, Outbox
 from relay.testing.written import Written, given
 
@@ -149,6 +149,7 @@ class Harness:
         consumer()  # raises now if the arguments do not fit together
         self._consumer: Callable[[], Consumer] = consumer
         self._queue = MemoryQueue(queue)
+        self._encoder = relays_encoder()
         self._timeout = timeout
         self._passed = timedelta()  # by `advance`
         self._is_busy = False
@@ -248,7 +249,8 @@ class Harness:
         """Return the messages of these events. If one cannot be a message, none of them is noted."""
         rows = [event if isinstance(event, Written) else given(row_of(event, None)) for event in events]
         new = {row.message_id: row for row in rows if row.message_id not in self._messages}
-        made = {each: message_of(row, len(self._messages) + place) for place, (each, row) in enumerate(new.items(), 1)}
+        first = len(self._messages) + 1
+        made = {each: message_of(row, place, self._encoder) for place, (each, row) in enumerate(new.items(), first)}
         self._events |= new
         self._messages |= made
         return [self._messages[row.message_id] for row in rows]
@@ -365,12 +367,12 @@ class FrozenSession(InboxSession):
         self._freeze = inbox.statement(FREEZE)
 
     async def run(self, statement: Composed, *parameters: Parameters) -> Rows:
-        waits = [each for each in parameters if each.get("wait")]  # what becomes a dead letter does not wait
-        late = [{**each, "wait": FAR} if each in waits else each for each in parameters]
+        late = [{**each, "wait": FAR} if each.get("wait") else each for each in parameters]
         rows = await super().run(statement, *late)
-        for each in waits:  # in between it is not due, either
-            place = {name: each.get(name) for name in ("consumer", "message_id", "position", "wait")}
-            await super().run(self._freeze, {**place, "frozen": FROZEN})
+        for each in parameters:
+            if each.get("wait"):  # what becomes a dead letter does not wait; in between it is not due, either
+                place = {name: each.get(name) for name in ("consumer", "message_id", "position", "wait")}
+                await super().run(self._freeze, {**place, "frozen": FROZEN})
         return rows
 
 

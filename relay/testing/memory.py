@@ -175,19 +175,23 @@ def written_of(message: DeliveredMessage | QueuedMessage) -> Written:
     )
 
 
-def message_of(event: Written, number: int) -> QueuedMessage:
+def relays_encoder() -> Encoder:
+    """Return the encoder of a relay that has no routes."""
+    settings = BrokerSettings()
+    return Encoder(CHANNEL, 0, Router((), settings.exchange), MessageIdentity(settings.app_id.encode(), NO_LIMIT))
+
+
+def message_of(event: Written, number: int, encoder: Encoder) -> QueuedMessage:
     """Return the message that a relay makes of a row, with this id.
 
     Raises:
         UnsendableError: a relay would park the row.
     """
-    settings = BrokerSettings()
-    router = Router((), settings.exchange)
     row = _row(number, event)
-    encoded = Encoder(CHANNEL, 0, router, MessageIdentity(settings.app_id.encode(), NO_LIMIT)).encode([row], ())
+    encoded = encoder.encode([row], ())
     for error in encoded.refused.values():
         raise error
-    address = router.address(row)
+    address = encoder.router.address(row)
     return QueuedMessage(address.exchange.decode(), address.routing_key.decode(), _header(encoded.frames), row.body)
 
 

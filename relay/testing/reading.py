@@ -59,13 +59,11 @@ async def run_async(target: "Async", text: str) -> list[str]:
     if is_of_asyncpg(target):
         return _column(await target.fetch(text))
     if sys.modules.get("sqlalchemy"):
-        from sqlalchemy.ext.asyncio import async_scoped_session  # noqa: PLC0415
-
         from relay.outbox import alchemy  # noqa: PLC0415
 
         if isinstance(target, alchemy.ASYNC):
-            given = target() if isinstance(target, async_scoped_session) else target
-            return await given.run_sync(_run_alchemy, text)
+            rows: list[str] = await alchemy.run_sync(target, _run_alchemy, text)
+            return rows
     raise _refusal(target)
 
 
