@@ -77,6 +77,7 @@ class _Link:
     writers: list[asyncio.StreamWriter]
     task: asyncio.Task[None] | None = None
     cut: Act = Act.CLOSE  # how it will end
+    is_cut: bool = False  # nothing more passes, also before its task knows that it is cancelled
     channels: dict[tuple[Way, int], _Message] = field(default_factory=dict)
 
 
@@ -136,7 +137,7 @@ class FaultProxy:
     def cut(self, action: Act = Act.RESET) -> None:
         """End every open connection now and drop what was held on them. New connections are accepted."""
         for link in list(self._links):
-            link.cut = action
+            link.cut, link.is_cut = action, True
             if link.task is not None:
                 link.task.cancel()
 
@@ -260,6 +261,8 @@ class FaultProxy:
             self.comes(link.number, way, piece.data)
             piece.data = self.instead(link.number, way, piece.data)
             await self._gates[way].wait()
+            if link.is_cut:
+                raise _LinkEndedError
             size, action = self._limits.get(way, (len(piece.data) + 1, None))
             self.passes(link.number, way, piece.data[:size])
             writer.write(piece.data[:size])

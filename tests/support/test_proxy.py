@@ -42,10 +42,10 @@ class Peer:
 
 
 @asynccontextmanager
-async def proxied(*, amqp: bool = True) -> AsyncIterator[tuple[FaultProxy, Peer]]:
+async def proxied(kind: type[FaultProxy] = FaultProxy, *, amqp: bool = True) -> AsyncIterator[tuple[FaultProxy, Peer]]:
     peer = Peer()
     server = await asyncio.start_server(peer.serve, "127.0.0.1", 0)
-    async with FaultProxy("127.0.0.1", server.sockets[0].getsockname()[1], amqp=amqp) as proxy:
+    async with kind("127.0.0.1", server.sockets[0].getsockname()[1], amqp=amqp) as proxy:
         yield proxy, peer
     server.close()
     await server.wait_closed()
@@ -181,6 +181,21 @@ async def test_a_cut_ends_what_is_open_and_the_next_connection_works() -> None:
             again[1].write(ACK[1])
             assert await other[0].readexactly(len(ACK[1])) == ACK[1]
             assert proxy.connections == 1
+
+
+async def test_from_a_cut_on_nothing_passes_not_even_what_is_let_go_in_the_same_moment() -> None:
+    class Cutting(FaultProxy):
+        def comes(self, connection: int, way: Way, data: bytes) -> None:  # noqa: ARG002 - the proxy calls it so
+            if data == b"answer":
+                self.cut()
+                self.release(way)
+
+    async with proxied(Cutting, amqp=False) as (proxy, peer), connected(proxy, peer, b"hello") as (client, server):
+        proxy.hold(Way.DOWN)
+
+        server[1].write(b"answer")
+
+        assert await read_to_end(client[0]) == (b"", ConnectionResetError)
 
 
 async def test_while_it_refuses_new_connections_are_reset() -> None:
