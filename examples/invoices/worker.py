@@ -8,19 +8,17 @@ and metrics are where RELAY_HTTP_LISTEN says.
 import asyncio
 from datetime import date
 from decimal import Decimal
+from math import inf
 
 import psycopg
-import structlog
 from cyclopts import App
 from pydantic import BaseModel, Field
 
 from relay.config.loading import load
 from relay.config.settings import Settings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
-from relay.errors import BrokerUnavailableError, DatabaseUnavailableError
 from relay.observe.log import set_up
 from relay.probes.consumer import answering_for
-from relay.runtime.backoff import backoff
 
 QUEUE = "billing.invoices"
 
@@ -29,8 +27,6 @@ PROJECT = """
     INSERT INTO billing.invoice_projection (invoice_id, customer_id, issued_on, quantity, amount)
     VALUES (%s, %s, %s, %s, %s)
 """
-
-log = structlog.get_logger("examples.invoices")
 
 app = App(name="python -m examples.invoices.worker")
 
@@ -67,24 +63,17 @@ def main(*, concurrency: int = 4) -> None:
 
 
 async def work(settings: Settings, concurrency: int) -> None:
-    """Servers that are not there yet are waited for, also at the start."""
-    failures = 0
-    while True:
-        consumer = Consumer(
-            QUEUE,
-            [project],
-            inbox=Inbox(settings.database, "invoices"),
-            broker=settings.broker,
-            work=WorkPolicy(concurrency=concurrency),
-            declare=False,  # `relay topology apply` has made the queue of the dead letters
-        )
-        try:
-            async with answering_for(consumer, settings.http.listen):
-                return await consumer.run()
-        except (BrokerUnavailableError, DatabaseUnavailableError) as error:
-            failures += 1
-            log.warning("worker.waiting", reason=str(error))
-            await asyncio.sleep(backoff(failures, 0.1, 2.0))
+    consumer = Consumer(
+        QUEUE,
+        [project],
+        inbox=Inbox(settings.database, "invoices"),
+        broker=settings.broker,
+        work=WorkPolicy(concurrency=concurrency),
+        declare=False,  # `relay topology apply` has made the queue of the dead letters
+        start_timeout=inf,  # servers that are not there yet are waited for
+    )
+    async with answering_for(consumer, settings.http.listen):
+        await consumer.run()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ with importing("consume"):
     from relay.consume.classify import Overload, Permanent, Transient
     from relay.consume.consumer import Consumer
     from relay.consume.counters import Counters
+    from relay.consume.lifecycle import run_all
     from relay.consume.message import Message
     from relay.consume.policies import FailurePolicy, Retries, WorkPolicy
     from relay.runtime.backoff import Backoff
@@ -25,4 +26,5 @@ __all__ = [
     "Transient",
     "WorkPolicy",
     "on",
+    "run_all",
 ]

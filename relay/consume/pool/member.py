@@ -24,6 +24,7 @@ from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.consumer import Consumer
 from relay.consume.counters import ConsumerSnapshot, Counters
 from relay.consume.failed.queues import PARTITIONS, partition_queue_name, pool_topology, prepare
+from relay.consume.lifecycle import RunsInBlock
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.pool.check_in import CheckIn, HeldPartition, Joining
 from relay.consume.pool.database_contact import DatabaseContact
@@ -47,7 +48,7 @@ NAMESAKE_INTERVAL = 0.2  # seconds between two looks whether the namesake is gon
 log = get_logger("relay.consume")
 
 
-class PartitionedConsumer:
+class PartitionedConsumer(RunsInBlock):
     """One of any number of processes that share the 16 partitions of a queue: each key's messages go to one of them.
 
     A message that failed holds its key (order="hold"). A member that no longer holds a partition cannot commit its
