@@ -21,6 +21,7 @@ import pytest
         ("aiormq", "from relay.testing import Harness", "consume"),
         ("alembic", "from relay.testing import migrate; migrate('')", "testing"),
         ("pydantic", "from relay.testing import migrate; migrate('')", "testing"),
+        ("pydantic", "from relay.outbox import event; event('InvoiceIssued', key=('customer', None))", "events"),
         ("pydantic", "import relay.config.loading", "relay"),
         ("pyarrow", "import sys; sys.path.insert(0, 'spark'); import outbox_spark", "spark-cluster"),
         ("pyspark", "import sys; sys.path.insert(0, 'spark'); import outbox_spark", "spark"),

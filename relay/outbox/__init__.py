@@ -10,6 +10,7 @@ with psycopg.connect(url) as connection:
 from typing import TYPE_CHECKING, Any
 
 from relay.errors import importing
+from relay.outbox.declared import event, event_of, upcast
 from relay.outbox.errors import (
     EventError,
     FieldError,
@@ -19,7 +20,7 @@ from relay.outbox.errors import (
     PayloadError,
     PayloadTooLargeError,
 )
-from relay.outbox.event import Event
+from relay.outbox.events import Event
 from relay.outbox.write import add, add_many
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ __all__ = [
     "PayloadTooLargeError",
     "add",
     "add_many",
+    "event",
+    "event_of",
+    "upcast",
 ]
 
 

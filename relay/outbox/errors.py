@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from relay.errors import EventError, OutboxError
 
 if TYPE_CHECKING:
-    from relay.outbox.event import Event
+    from relay.outbox.events import Event
 
 __all__ = [
     "EventError",

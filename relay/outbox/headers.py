@@ -6,7 +6,7 @@ from math import isfinite
 import orjson
 
 from relay.outbox.errors import HeaderError
-from relay.outbox.event import Event
+from relay.outbox.events import Event
 
 MAX_HEADER_NAME_BYTES = 128  # AMQP 0-9-1, 4.2.5.5; client libraries cut off longer names
 # All properties are sent in one frame, which cannot be split: 131,072 bytes with RabbitMQ's default frame_max.

@@ -11,7 +11,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
 from relay.alembic import INFO
 from relay.outbox import watch
 from relay.outbox.alchemy import require_transaction
-from relay.outbox.event import Event
+from relay.outbox.declared import Declared
+from relay.outbox.events import Event
 from relay.outbox.row import MAX_PAYLOAD_BYTES, row_of
 from relay.outbox.trace import current_trace_context
 
@@ -69,7 +70,9 @@ class OutboxMessage(OutboxBase):
 
     _may_autocommit = False
 
-    def __init__(self, event: Event, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES, autocommit: bool = False) -> None:
+    def __init__(
+        self, event: Event | Declared, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES, autocommit: bool = False
+    ) -> None:
         row = row_of(event, current_trace_context(), max_payload_bytes)
         super().__init__(**row._asdict())
         watch.note([row])

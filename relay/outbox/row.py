@@ -1,24 +1,22 @@
 """Turn an event into the row that is written, or raise the error that says why it cannot be."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from datetime import datetime
-from math import isfinite
-from reprlib import repr as shortened
 from typing import Any, NamedTuple, NoReturn
 from uuid import UUID
 
 import orjson
 
+from relay.outbox.declared import Declared, DeclaredPayload, UnfitPayloadError, event_of
 from relay.outbox.errors import FieldError, PayloadError, PayloadTooLargeError
-from relay.outbox.event import Event
+from relay.outbox.events import Event, JsonModel
 from relay.outbox.headers import headers_text
+from relay.outbox.paths import path_of_lost_number, path_of_unwritable
 
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024  # the default of relay.max_message_bytes: the relay sends no larger one
 MAX_TEXT_BYTES = 255  # the limit of AMQP's short string, and of the table's checks
+REMEDY = "make it text, a number or a list, or declare the event, and pydantic does so (`relay.outbox.event`)"
 OTHER_BYTES = "other bytes need a content_type, as application/octet-stream"
-MAX_PATH_DEPTH = 256  # orjson's limit is 254; a payload that contains itself would have no end
 
 
 class NewRow(NamedTuple):
@@ -38,15 +36,15 @@ class NewRow(NamedTuple):
     trace_context: str | None
 
 
-def row_of(event: Event, trace_context: str | None, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> NewRow:
+def row_of(event: Event | Declared, trace_context: str | None, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> NewRow:
     """Return the row of an event.
 
     Raises:
         EventError: the table would refuse the row, or the relay could never send it.
-        TypeError: the argument is no Event.
+        TypeError: the argument is no Event, and its class is not declared.
     """
     if not isinstance(event, Event):
-        raise TypeError(_not_an_event(event))
+        event = event_of(event)
     _check_text(event, "aggregate_type", event.aggregate_type)
     aggregate_id = key_text(event.aggregate_id)
     _check_text(event, "aggregate_id", aggregate_id, optional=True)
@@ -115,21 +113,6 @@ def _check_default_routing_key(event: Event) -> None:
         )
 
 
-def _not_an_event(given: object) -> str:
-    kind = f"{type(given).__module__}.{type(given).__qualname__}"
-    match given:
-        case type():
-            return f"the class {given.__qualname__} is no event: make one, as in Event(aggregate_type, ...)"
-        case dict():
-            return "a dict is no event: make one of it, as in Event(**fields)"
-        case list() | tuple() | set() | Iterator():
-            return (
-                f"a {type(given).__name__} is no event: write add(connection, *events) or add_many(connection, events)"
-            )
-        case _:
-            return f"{kind} is no event: write add(connection, event), the connection first"
-
-
 def _check_available_at(event: Event) -> None:
     if event.available_at is None:
         return
@@ -173,11 +156,8 @@ def _json_text(event: Event) -> str:
                 raise _not_json(event, f"byte {error.start} is not UTF-8") from None
         case dict() | list():
             return _dumped(event, payload)
-        case _ if callable(dump := getattr(payload, "model_dump_json", None)):
-            try:
-                return str(dump())
-            except ValueError as error:  # as pydantic's
-                raise PayloadError(event, f"cannot be written as JSON: {error}") from error
+        case _ if callable(getattr(payload, "model_dump_json", None)):
+            return _dumped_model(event, payload)
         case _:
             raise PayloadError(event, f"is of type {_kind(payload)}; it takes bytes, str, dict, list or a model")
 
@@ -206,48 +186,37 @@ def _refuse(constant: str) -> NoReturn:
 
 def _dumped(event: Event, payload: dict[str, Any] | list[Any]) -> str:
     try:
-        data = orjson.dumps(payload)
+        text = orjson.dumps(payload).decode()
     except orjson.JSONEncodeError as error:
-        path = _path_of_unwritable(payload, "payload", MAX_PATH_DEPTH)
-        raise PayloadError(event, f"cannot be written as JSON: {error}", path or "payload") from None
-    # orjson writes NaN and infinities as null. The search for them costs more than the dump, so it needs a null first.
-    if b"null" in data and (path := _path_of_lost_number(payload, "payload")):
+        path, found = path_of_unwritable(payload, "payload", orjson.dumps) or ("payload", payload)
+        problem = f"cannot be written as JSON: {error}"
+        if "not JSON serializable" in problem:
+            problem = f"is of type {_kind(found)}, which JSON does not have: {REMEDY}"
+        raise PayloadError(event, problem, path) from None
+    return _with_all_numbers(event, text, payload)
+
+
+def _dumped_model(event: Event, payload: JsonModel) -> str:
+    try:
+        text = str(payload.model_dump_json())
+    except UnfitPayloadError as error:
+        raise PayloadError(event, str(error), error.path) from None
+    except ValueError as error:  # as pydantic's
+        raise PayloadError(event, f"cannot be written as JSON: {error}") from error
+    value = payload.value if isinstance(payload, DeclaredPayload) else payload
+    if getattr(type(value), "model_config", {}).get("ser_json_inf_nan", "null") != "null":
+        return _checked(event, text)
+    return _with_all_numbers(event, text, value)
+
+
+def _with_all_numbers(event: Event, text: str, payload: object) -> str:
+    """Return the text, unless a number became null: orjson and pydantic write NaN and infinities so.
+
+    The search for them costs more than the dump, so it needs a null first.
+    """
+    if "null" in text and (path := path_of_lost_number(payload, "payload")):
         raise PayloadError(event, "cannot be written as JSON: it is NaN or an infinity", path)
-    return data.decode()
-
-
-def _path_of_unwritable(value: object, path: str, depth: int) -> str | None:
-    """Return the path of the innermost value that orjson refuses; None if the value is nested too deeply to find it."""
-    if not depth:
-        return None
-    for inner_path, inner in _inner(value, path):
-        try:
-            orjson.dumps(inner)
-        except orjson.JSONEncodeError:
-            return _path_of_unwritable(inner, inner_path, depth - 1)
-    return path
-
-
-def _path_of_lost_number(value: object, path: str) -> str | None:
-    if isinstance(value, float):
-        return None if isfinite(value) else path
-    found = (_path_of_lost_number(inner, inner_path) for inner_path, inner in _inner(value, path))
-    return next(filter(None, found), None)
-
-
-def _inner(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Yield the values that orjson writes inside a value, each with its path."""
-    match value:
-        case dict():
-            yield from ((f"{path}.{_name(name)}", inner) for name, inner in value.items())
-        case list() | tuple():
-            yield from ((f"{path}[{position}]", inner) for position, inner in enumerate(value))
-        case _ if is_dataclass(value):
-            yield from ((f"{path}.{each.name}", getattr(value, each.name)) for each in fields(value))
-
-
-def _name(key: object) -> str:
-    return key if isinstance(key, str) and key.isidentifier() else shortened(key)
+    return text
 
 
 def _not_json(event: Event, why: str) -> PayloadError:

@@ -8,7 +8,8 @@ import psycopg
 
 from relay.outbox import insert, watch
 from relay.outbox.awaited import Awaited
-from relay.outbox.event import Event
+from relay.outbox.declared import Declared
+from relay.outbox.events import Event
 from relay.outbox.row import MAX_PAYLOAD_BYTES, NewRow, row_of
 from relay.outbox.trace import current_trace_context
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 # From this many rows, `add_many` uses COPY. At 100 rows COPY takes 12 us a row and one INSERT 22; at 5 they are equal.
 ROWS_TO_COPY = 50
 HINTS = {
-    "relay.outbox.event.Event": ": the connection comes first, as in add(connection, event)",
+    "relay.outbox.events.Event": ": the connection comes first, as in add(connection, event)",
     "psycopg_pool.": ": pass the connection of pool.connection()",
     "sqlalchemy.": ": pass the connection of engine.begin() or the session of a sessionmaker",
     "asyncpg.": ": pass the connection of pool.acquire()",
@@ -57,7 +58,7 @@ CALLS = 2  # frames from the application to the start of the write: `add` or `ad
 @overload
 def add(
     target: "Sync",
-    *events: Event | Sequence[Event],
+    *events: Event | Declared | Sequence[Event | Declared],
     schema: str = "outbox",
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     autocommit: bool = False,
@@ -65,14 +66,14 @@ def add(
 @overload
 def add(
     target: "Async",
-    *events: Event | Sequence[Event],
+    *events: Event | Declared | Sequence[Event | Declared],
     schema: str = "outbox",
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     autocommit: bool = False,
 ) -> Coroutine[Any, Any, None]: ...
 def add(
     target: "Sync | Async",
-    *events: Event | Sequence[Event],
+    *events: Event | Declared | Sequence[Event | Declared],
     schema: str = "outbox",
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     autocommit: bool = False,
@@ -83,7 +84,7 @@ def add(
     connection of asyncpg. This function neither opens, commits nor rolls back: the events exist if and when the
     caller's transaction commits.
 
-    `events`: one by one, or in lists.
+    `events`: one by one, or in lists; also instances of classes that `event` declares.
 
     `autocommit`: the target may be in autocommit mode and outside a transaction. Then the events are committed at once,
     even if the change that they report fails.
@@ -103,7 +104,7 @@ def add(
 @overload
 def add_many(
     target: "Sync",
-    events: Iterable[Event],
+    events: Iterable[Event | Declared],
     *,
     schema: str = "outbox",
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
@@ -112,7 +113,7 @@ def add_many(
 @overload
 def add_many(
     target: "Async",
-    events: Iterable[Event],
+    events: Iterable[Event | Declared],
     *,
     schema: str = "outbox",
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
@@ -120,7 +121,7 @@ def add_many(
 ) -> Coroutine[Any, Any, None]: ...
 def add_many(
     target: "Sync | Async",
-    events: Iterable[Event],
+    events: Iterable[Event | Declared],
     *,
     schema: str = "outbox",
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
@@ -138,7 +139,7 @@ def add_many(
     return _write(target, rows, schema, by_copy=len(rows) >= ROWS_TO_COPY, autocommit=autocommit)
 
 
-def _one_by_one(given: Iterable[Event | Sequence[Event]]) -> Iterator[Event]:
+def _one_by_one(given: Iterable[Event | Declared | Sequence[Event | Declared]]) -> Iterator[Event | Declared]:
     for each in given:
         if isinstance(each, list | tuple):
             yield from each
@@ -146,7 +147,7 @@ def _one_by_one(given: Iterable[Event | Sequence[Event]]) -> Iterator[Event]:
             yield each  # type: ignore[misc]  # or what is refused
 
 
-def _rows(events: Iterable[Event], max_payload_bytes: int) -> list[NewRow]:
+def _rows(events: Iterable[Event | Declared], max_payload_bytes: int) -> list[NewRow]:
     trace_context = current_trace_context()
     rows = [row_of(event, trace_context, max_payload_bytes) for event in events]
     watch.note(rows)

@@ -11,7 +11,7 @@ import orjson
 from relay.engine import row as engine
 from relay.engine.send.message import POSTGRES_EPOCH
 from relay.errors import NotAcceptedError
-from relay.outbox.event import Event
+from relay.outbox.events import Event
 from relay.outbox.row import NewRow, row_of
 from relay.outbox.trace import current_trace_context
 from relay.publisher.lane import lane_of

@@ -14,8 +14,9 @@ from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings, Url, settings_of
 from relay.engine.send.broker_link import BrokerLink
 from relay.errors import ConfigurationError, NotAcceptedError
+from relay.outbox.declared import Declared, event_of
 from relay.outbox.errors import FieldError
-from relay.outbox.event import Event
+from relay.outbox.events import Event
 from relay.publisher.buffer import Buffer
 from relay.publisher.delivery_path import DeliveryPath
 from relay.publisher.entry import Unaccepted
@@ -77,7 +78,7 @@ class DurablePublisher:
         self._running: AbstractAsyncContextManager[None] | None = None
         self._opened = Opened(f"the durable publisher {name!r}")
 
-    def publish(self, event: Event) -> Coroutine[Any, Any, None]:
+    def publish(self, event: Event | Declared) -> Coroutine[Any, Any, None]:
         """Return when the event is accepted: confirmed by the broker, or committed in the buffer.
 
         Events of several calls at once are sent together, and events of one key in the order of the calls. After a
@@ -93,9 +94,11 @@ class DurablePublisher:
         self._opened.refuse_fork()
         return self._publish(event)
 
-    async def _publish(self, event: Event) -> None:
+    async def _publish(self, event: Event | Declared) -> None:
         if self._path is None or self._buffer is None:
             raise NotAcceptedError("the publisher is not open: use it by `async with`")
+        if not isinstance(event, Event):
+            event = event_of(event)
         if event.available_at is not None:
             raise FieldError(event, "available_at", "is for `relay.outbox.add`: a durable publisher sends at once")
         entry = Unaccepted.of(event, self._settings.relay.max_message_bytes, self._buffer.written_as)

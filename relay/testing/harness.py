@@ -27,7 +27,8 @@ from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox
 from relay.errors import BrokerUnavailableError, DatabaseUnavailableError
-from relay.outbox.event import Event
+from relay.outbox.declared import Declared
+from relay.outbox.events import Event
 from relay.outbox.row import row_of
 from relay.testing.memory import MemoryChannel, MemoryQueue, QueuedMessage, message_of, relays_encoder, written_of
 from relay.testing.outbox import AsyncOutbox, Outbox
@@ -157,7 +158,7 @@ class Harness:
         self._messages: dict[UUID, QueuedMessage] = {}  # a repeat is the same message, also on the next day
         self.dead: list[Dead] = []
 
-    async def deliver(self, *events: Event | Written, times: int = 1) -> DeliveryReport:
+    async def deliver(self, *events: Event | Declared | Written, times: int = 1) -> DeliveryReport:
         """Deliver these events in order, and wait until each is applied, held, waiting or dead.
 
         Args:
@@ -173,7 +174,7 @@ class Harness:
             await call.consume()
         return call.report
 
-    async def crash_before_ack(self, event: Event | Written) -> DeliveryReport:
+    async def crash_before_ack(self, event: Event | Declared | Written) -> DeliveryReport:
         """Deliver an event to a process that dies between commit and acknowledgement, and then to the next process."""
         messages = self._messages_of([event])
         async with self._call() as call:
@@ -245,7 +246,7 @@ class Harness:
             self._is_busy = False
             await setup.session.close()
 
-    def _messages_of(self, events: Iterable[Event | Written]) -> list[QueuedMessage]:
+    def _messages_of(self, events: Iterable[Event | Declared | Written]) -> list[QueuedMessage]:
         """Return the messages of these events. If one cannot be a message, none of them is noted."""
         rows = [event if isinstance(event, Written) else given(row_of(event, None)) for event in events]
         new = {row.message_id: row for row in rows if row.message_id not in self._messages}

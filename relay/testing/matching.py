@@ -1,12 +1,13 @@
 """Compare rows with what a test wants, and say what is different."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 import orjson
 
+from relay.outbox.declared import VERSION, declaration_of
 from relay.outbox.row import key_text
 from relay.testing.written import Written, decoded, short
 
@@ -23,17 +24,28 @@ class Expected:
     """What a row must be. None leaves it open.
 
     Attributes:
+        event_type: a name, or a class that `relay.outbox.event` declares, with the version that it declares.
         key: `aggregate_type` and `aggregate_id`, or `aggregate_id` alone.
         payload: what the payload has, maybe among other things: a dict has at least these keys, a list as many items.
             Or a function that is given the payload, and returns whether it is right. Text and bytes are taken as `add`
             takes them.
     """
 
-    event_type: str | None
+    event_type: str | type | None
     key: Key | None = None
     payload: Any = None
+    version: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        dumps: Callable[[Any], bytes] = orjson.dumps
+        if isinstance(self.event_type, type):
+            if (declaration := declaration_of(self.event_type)) is None:
+                raise TypeError(f"the class {self.event_type.__name__} is not declared: put @event above it")
+            object.__setattr__(self, "event_type", declaration.event_type)
+            object.__setattr__(self, "version", declaration.version)
+            from pydantic_core import to_json  # noqa: PLC0415 - the declaration needed it, too
+
+            dumps = to_json
         if isinstance(self.payload, type):
             raise TypeError(f"payload is the class {self.payload.__name__}: give an object of it, or a function")
         # An id may be a number, as for `add`.
@@ -42,14 +54,15 @@ class Expected:
         else:
             object.__setattr__(self, "key", key_text(self.key))
         if not (callable(self.payload) or isinstance(self.payload, str | bytes)):
-            object.__setattr__(self, "payload", _as_written(self.payload))
+            object.__setattr__(self, "payload", _as_written(self.payload, dumps))
 
     def __str__(self) -> str:
         parts = [] if self.key is None else [f"key {self.key!r}"]
         if self.payload is not None:
             named = _name(self.payload) if callable(self.payload) else f"payload {short(self.payload)}"
             parts.append(named)
-        kind = "event" if self.event_type is None else self.event_type
+        kind = "event" if self.event_type is None else str(self.event_type)
+        kind += "" if self.version is None else f" of version {self.version}"
         return f"{kind} with {' and '.join(parts)}" if parts else kind
 
     def differences(self, row: Written) -> list[str]:
@@ -57,6 +70,8 @@ class Expected:
         found = []
         if not self._has_type(row):
             found.append(f"event_type is {row.event_type!r}, not {self.event_type!r}")
+        if self.version is not None and (version := row.headers.get(VERSION)) != self.version:
+            found.append(f"headers.{VERSION} is {version!r}, not {self.version!r}")
         if not self._has_key(row):
             found.append(f"key is {row.key!r}, not {self.key!r}")
         if self.payload is not None and not (found and callable(self.payload)):
@@ -150,17 +165,19 @@ def _unlike(found: Any, wanted: Any, path: str) -> Iterator[str]:
         yield f"{path} is {short(found)}, not {short(wanted)}"
 
 
-def _as_written(payload: Any) -> Any:
+def _as_written(payload: Any, dumps: Callable[[Any], bytes]) -> Any:
     """Return a payload as `add` writes it: a UUID becomes text. What cannot be written stays as it is, to match."""
+    if (declaration := declaration_of(type(payload))) is not None:
+        return decoded(declaration.encode(payload))
     if isinstance(payload, dict):
-        return {name: _as_written(value) for name, value in payload.items()}
+        return {name: _as_written(value, dumps) for name, value in payload.items()}
     if isinstance(payload, list | tuple):
-        return [_as_written(value) for value in payload]
+        return [_as_written(value, dumps) for value in payload]
     if callable(dump := getattr(payload, "model_dump_json", None)):
         return decoded(dump())
     try:
-        return decoded(orjson.dumps(payload).decode())
-    except orjson.JSONEncodeError:  # as pytest.approx(0.3), unittest.mock.ANY or a Decimal
+        return decoded(dumps(payload).decode())
+    except (TypeError, ValueError):  # as pytest.approx(0.3), unittest.mock.ANY or a Decimal
         return payload
 
 

@@ -24,20 +24,22 @@ class Outbox:
         self._target = target
         self._schema = schema
 
-    def all(self, event_type: str | None = None, *, key: Key | None = None) -> list[Written]:
+    def all(self, event_type: str | type | None = None, *, key: Key | None = None) -> list[Written]:
         """Return the rows in the order in which they were written, those that a relay has sent among them.
 
         Args:
+            event_type: a name, or a class that `relay.outbox.event` declares, with the version that it declares.
             key: `(aggregate_type, aggregate_id)`, or `aggregate_id` alone.
         """
         return _matching(self._rows(), Expected(event_type, key))
 
     def assert_written(
-        self, event_type: str, *, key: Key | None = None, payload: Any = None, count: int | None = None
+        self, event_type: str | type, *, key: Key | None = None, payload: Any = None, count: int | None = None
     ) -> Written:
         """Return the first row that is so; an assertion prints the nearest rows with their differences.
 
         Args:
+            event_type: as for `all`.
             key: `(aggregate_type, aggregate_id)`, or `aggregate_id` alone.
             payload: what the payload has, maybe among other things. A dict has at least these keys, a list as many
                 items. A value may be a matcher, such as `pytest.approx(0.3)`. Or a function that is given the payload,
@@ -48,7 +50,7 @@ class Outbox:
         """
         return _one_of(self._rows(), Expected(event_type, key, payload), count)
 
-    def assert_nothing_written(self, event_type: str | None = None, *, key: Key | None = None) -> None:
+    def assert_nothing_written(self, event_type: str | type | None = None, *, key: Key | None = None) -> None:
         """Check that no row is there, or no row of this type and key.
 
         Raises:
@@ -71,17 +73,17 @@ class AsyncOutbox:
         self._target = target
         self._schema = schema
 
-    async def all(self, event_type: str | None = None, *, key: Key | None = None) -> list[Written]:
+    async def all(self, event_type: str | type | None = None, *, key: Key | None = None) -> list[Written]:
         """As `Outbox.all`."""
         return _matching(await self._rows(), Expected(event_type, key))
 
     async def assert_written(
-        self, event_type: str, *, key: Key | None = None, payload: Any = None, count: int | None = None
+        self, event_type: str | type, *, key: Key | None = None, payload: Any = None, count: int | None = None
     ) -> Written:
         """As `Outbox.assert_written`."""
         return _one_of(await self._rows(), Expected(event_type, key, payload), count)
 
-    async def assert_nothing_written(self, event_type: str | None = None, *, key: Key | None = None) -> None:
+    async def assert_nothing_written(self, event_type: str | type | None = None, *, key: Key | None = None) -> None:
         """As `Outbox.assert_nothing_written`."""
         _none_of(await self._rows(), Expected(event_type, key))
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, overload
 from uuid import UUID
 
 from relay.errors import importing
-from relay.outbox.event import Event
+from relay.outbox.declared import is_declared
+from relay.outbox.events import Event
 from relay.outbox.row import NewRow, row_of
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ PLAIN = (dict, list, str, int, float, bool)  # what JSON is without a model
 class Written:
     """One row of the outbox.
 
-    It equals an `Event` that has the same content, whatever its `message_id`.
+    It equals an `Event`, or an instance of a declared class, that has the same content, whatever its `message_id`.
 
     Attributes:
         key: `aggregate_type` and `aggregate_id`.
@@ -71,8 +72,8 @@ class Written:
         match other:
             case Written():
                 return self.message_id == other.message_id and self._content() == other._content()
-            case Event():
-                return self._content() == given(row_of(other, None))._content()
+            case _ if isinstance(other, Event) or is_declared(other):
+                return self._content() == given(row_of(other, None))._content()  # type: ignore[arg-type]  # one of them
             case _:
                 return NotImplemented
 

@@ -33,7 +33,7 @@ async def test_the_readme_leads_from_no_tables_to_applied_messages(
 ) -> None:
     """With what it and the pages behind it say, and nothing else: no exchange, queue or table is there before."""
     by_psycopg, consumer = snippets("README.md")
-    (by_alchemy,), (publisher, *_) = snippets("docs/write.md"), snippets("docs/publisher.md")
+    (by_alchemy, declared), (publisher, *_) = snippets("docs/write.md"), snippets("docs/publisher.md")
     empty_url = empty_database.url.get_secret_value()
     (tmp_path / "relay.toml").write_text(snippets("README.md", "toml")[0])
     environment = {**os.environ, "RELAY_DATABASE_URL": empty_url, "RELAY_BROKER_URL": broker_url}
@@ -42,7 +42,9 @@ async def test_the_readme_leads_from_no_tables_to_applied_messages(
     async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
         run([*relay, "migrate"], environment=environment)
         await connection.execute(snippets("README.md", "sql")[0].encode())
-        printed = [run([*python, each], environment=environment) for each in (by_psycopg, by_alchemy, publisher)]
+        printed = [
+            run([*python, each], environment=environment) for each in (by_psycopg, by_alchemy, declared, publisher)
+        ]
         run([*relay, "topology", "apply"], environment=environment)
 
         started = [
@@ -56,7 +58,7 @@ async def test_the_readme_leads_from_no_tables_to_applied_messages(
                 each.stop(signal.SIGTERM)
 
     assert [each.returncode for each in started] == [0, 0]
-    assert (printed, (tmp_path / "consumer").read_text()) == (["", "", ""], "")
+    assert (printed, (tmp_path / "consumer").read_text()) == (["", "", "", ""], "")
 
 
 async def has_applied(connection: psycopg.AsyncConnection, invoices: list[int]) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from relay.outbox import Event, add
+from relay.outbox import Event, add, event
 from relay.testing import AsyncOutbox, Outbox
 
 DUE = datetime(2026, 12, 1, 12, tzinfo=UTC)
@@ -266,3 +266,35 @@ def test_an_id_of_a_payload_is_wanted_as_a_uuid(connection: psycopg.Connection) 
     add(connection, Event("Order", "1", "OrderPlaced", {"order": UUID(int=1)}))
 
     Outbox(connection).assert_written("OrderPlaced", payload={"order": UUID(int=1)})
+
+
+@event("InvoiceReminded", version=2, key=("Invoice", "number"))
+@dataclass
+class Reminded:
+    number: int
+    due: datetime
+
+
+@event("InvoiceReminded", version=1, key=("Invoice", "number"))
+@dataclass
+class RemindedOnce:
+    number: int
+
+
+def test_a_declared_event_is_asked_for_by_its_class(outbox: Outbox, connection: psycopg.Connection) -> None:
+    reminded = Reminded(42, DUE)
+    add(connection, reminded)
+
+    row = outbox.assert_written(Reminded, key=42, payload={"due": DUE})
+    assert row == reminded
+    assert row.payload(Reminded) == reminded
+    assert outbox.all(Reminded) == [reminded]
+    outbox.assert_written("InvoiceReminded", payload=reminded)
+    outbox.assert_nothing_written(RemindedOnce)
+    assert failure(outbox.assert_written, RemindedOnce).startswith("no InvoiceReminded of version 1")
+    assert "headers.x-event-version is '2', not '1'" in failure(outbox.assert_written, RemindedOnce)
+
+
+def test_a_class_that_is_not_declared_is_refused(outbox: Outbox) -> None:
+    with pytest.raises(TypeError, match="the class Issued is not declared: put @event"):
+        outbox.assert_written(Issued)

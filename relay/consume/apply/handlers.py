@@ -13,28 +13,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from types import SimpleNamespace
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, overload
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
-
+from relay.consume.apply.decoding import Decode, Subscription, decodes_of_older, read_decode
 from relay.consume.message import Message
-from relay.errors import (
-    ConfigurationError,
-    HandlerAbortedError,
-    HandlerCancelledError,
-    HandlerResultError,
-    InvalidPayloadError,
-)
+from relay.errors import ConfigurationError, HandlerAbortedError, HandlerCancelledError, HandlerResultError
+from relay.outbox.declared import Declaration, declaration_of
 from relay.servers.rabbitmq.connection import is_told_to_end
 
 # What handlers get besides the message depends on the inbox.
 AsyncHandler = Callable[[Message[Any], Any], Awaitable[None]] | Callable[[list[Message[Any]], Any], Awaitable[None]]
 SyncHandler = Callable[[Message[Any], Any], None] | Callable[[list[Message[Any]], Any], None]
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
+Payload = TypeVar("Payload")
+Place = TypeVar("Place")  # the connection or session
+Result = TypeVar("Result")
 
 EVERY_OTHER_TYPE = "*"
+NO_VERSION = ""  # messages without the header; handlers without a version take every other version, too
 MARK = "__outbox_handler__"
 PARAMETERS = {"message": "the message or list", "connection": "the connection or session"}
 
@@ -42,101 +38,69 @@ PARAMETERS = {"message": "the message or list", "connection": "the connection or
 UNFINISHED = (Iterator, AsyncIterator, futures.Future)
 
 
-def on(*event_types: str, version: str | int | None = None, batch: bool = False) -> Callable[[AnyHandler], AnyHandler]:
-    """Make a function the handler of these event types; `on("*")` takes every type that no other handler takes.
+@overload
+def on(
+    declared: type[Payload], /, *, batch: Literal[False] = False
+) -> Callable[[Callable[[Message[Payload], Place], Result]], Callable[[Message[Payload], Place], Result]]: ...
+@overload
+def on(
+    declared: type[Payload], /, *, batch: Literal[True]
+) -> Callable[
+    [Callable[[list[Message[Payload]], Place], Result]], Callable[[list[Message[Payload]], Place], Result]
+]: ...
+@overload
+def on(
+    first: type[Any], second: type[Any], /, *more: type[Any], batch: bool = False
+) -> Callable[[AnyHandler], AnyHandler]: ...
+@overload
+def on(
+    *event_types: str, version: str | int | None = None, batch: bool = False
+) -> Callable[[AnyHandler], AnyHandler]: ...
+def on(*events: str | type[Any], version: str | int | None = None, batch: bool = False) -> Any:
+    """Make a function the handler of these events; `on("*")` takes every type that no other handler takes.
 
-    With `version` it takes only messages whose header `x-event-version` has this text. Without it, the handler takes
-    every message of the type that no other handler takes.
+    Args:
+        events: event types; or classes that `relay.outbox.event` declares, whose instances the handler gets as
+            `message.payload`. It takes the declared version, and older ones that `relay.outbox.upcast` leads to it.
+        version: take only messages whose header `x-event-version` has this text. Without it, the handler takes every
+            message of the type that no other handler takes.
+        batch: the handler gets a list of the messages that follow each other in a transaction, in the order of
+            delivery. One statement for the whole list costs a fraction of one statement for each message.
 
     The consumer calls `handler(message, connection)` inside an open transaction on that connection, in which it has
     already written the inbox row. The handler's changes are committed together with that row. The handler must not
     commit; it may use a savepoint (`connection.transaction()`). An exception rolls everything back, and the consumer
     tries the message again later.
 
-    With `batch` the handler gets a list of the messages that follow each other in a transaction, in the order of
-    delivery. One statement for the whole list costs a fraction of one statement for each message.
-
     With the annotation `Message[Invoice]`, the consumer decodes the body into `message.payload` (docs/consumer.md).
 
     An `async def` gets a psycopg.AsyncConnection. A plain function runs in a thread and gets a psycopg.Connection.
     docs/consumer.md says what they get from an inbox with SQLAlchemy.
     """
-    if not event_types or not all(isinstance(name, str) and name for name in event_types):
-        raise ConfigurationError('@on takes the event types of a handler: @on("InvoiceIssued")')
-    if version is not None and EVERY_OTHER_TYPE in event_types:
+    if not events or not all(map(_names_events, events)):
+        raise ConfigurationError(
+            '@on takes the event types of a handler, @on("InvoiceIssued"), or classes that @event declares'
+        )
+    if version is not None and EVERY_OTHER_TYPE in events:
         raise ConfigurationError(f'@on("*") takes every version: name the event types of version {version}')
+    if version is not None and not all(isinstance(each, str) for each in events):
+        raise ConfigurationError(f"@on of a class takes the version that @event declares, not version={version!r}")
+    subscriptions = tuple(
+        Subscription(each, None if version is None else str(version))
+        if isinstance(each, str)
+        else Subscription.of(each)
+        for each in events
+    )
 
     def mark(handler: AnyHandler) -> AnyHandler:
-        setattr(handler, MARK, (event_types, None if version is None else str(version), batch))
+        setattr(handler, MARK, (subscriptions, batch))
         return handler
 
     return mark
 
 
-Decode = Callable[[Message], Message[Any]]
-
-FAULTS_NAMED = 3
-
-
-def read_decode(function: Callable[..., Any], name: str, *, takes_batch: bool) -> Decode | None:
-    """Return the function that decodes the messages of this handler; None when it takes the bodies as they are.
-
-    Raises:
-        ConfigurationError: the annotation cannot be read, or names a type that no body can be decoded into.
-    """
-    parameter = next(iter(inspect.signature(function).parameters.values()), None)
-    if parameter is None or parameter.annotation is inspect.Parameter.empty:
-        return None
-    try:
-        payload = _payload_type(_resolved(function, parameter.annotation), takes_batch=takes_batch)
-        if payload is bytes:
-            return None
-        adapter = TypeAdapter(payload)
-        adapter.rebuild()  # raises when a model refers to a name that is not defined
-    except (NameError, TypeError, AttributeError, SyntaxError, PydanticUserError) as error:
-        reason = str(error).partition("\n")[0]
-        wanted = "Sequence[Message[Payload]]" if takes_batch else "Message[Payload]"
-        raise ConfigurationError(
-            f"handler {name}: {parameter} does not say how to decode messages ({reason}). Annotate it as {wanted},"
-            " where Payload is a pydantic model, a dataclass or a similar class that can be imported at run time"
-        ) from None
-    return lambda message: _decode(adapter, message)
-
-
-def _resolved(function: Callable[..., Any], annotation: Any) -> Any:
-    """Look up the names in this one annotation. Other annotations may name types that only the type checker imports."""
-    holder = SimpleNamespace(__annotations__={"message": annotation})
-    names = getattr(inspect.unwrap(function), "__globals__", {})
-    return get_type_hints(holder, names, include_extras=True)["message"]
-
-
-def _payload_type(annotation: Any, *, takes_batch: bool) -> Any:
-    if takes_batch and annotation is not Any:
-        origin = get_origin(annotation) or annotation
-        if not (isinstance(origin, type) and issubclass(list, origin)):
-            raise TypeError("with batch=True it is called with a list")
-        (annotation,) = get_args(annotation) or (Any,)
-    if annotation in (Any, Message):
-        return bytes
-    if get_origin(annotation) is not Message:
-        raise TypeError("it is called with a Message")
-    return get_args(annotation)[0]
-
-
-def _decode(adapter: TypeAdapter[Any], message: Message) -> Message[Any]:
-    try:
-        payload = adapter.validate_json(message.body)
-    except ValidationError as error:
-        # Only places and kinds: the messages of pydantic and of validators repeat values of the payload.
-        places = [(each["loc"], each["type"]) for each in error.errors(include_url=False, include_input=False)]
-        faults = [f"{'.'.join(map(str, loc)) or 'body'}: {kind}" for loc, kind in places]
-        raise InvalidPayloadError(message.type, message.message_id, _in_words(faults)) from None
-    return replace(message, payload=payload)
-
-
-def _in_words(faults: list[str]) -> str:
-    more = len(faults) - FAULTS_NAMED
-    return ", ".join([*faults[:FAULTS_NAMED], *([f"and {more} more"] if more > 0 else [])])
+def _names_events(given: object) -> bool:
+    return bool(given) if isinstance(given, str) else declaration_of(given) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +151,7 @@ class Handlers:
         versions = self.by_type.get(message.type) or self.by_type.get(EVERY_OTHER_TYPE, {})
         handler = versions.get(None)
         if len(versions) > 1 or handler is None:  # else the header need not be read
-            handler = versions.get(message.version, handler)
+            handler = versions.get(message.version or NO_VERSION, handler)
         return handler
 
 
@@ -200,22 +164,29 @@ def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handler
             transaction share one connection, and a connection is either sync or async.
     """
     by_type: dict[str, dict[str | None, Handler]] = {}
+    declared: list[tuple[dict[str | None, Handler], Handler, Declaration]] = []
     kinds = set()
     for function in functions:
         name = name_of_function(function)
         if not hasattr(function, MARK):
             raise ConfigurationError(f'{name} is no handler; put @on("<event type>") above it')
         require_callable(function, "handler", PARAMETERS)
-        event_types, version, takes_batch = getattr(function, MARK)
-        handler = Handler(function, takes_batch, read_decode(function, name, takes_batch=takes_batch))
-        for event_type in event_types:
-            versions = by_type.setdefault(event_type, {})
-            if version in versions:
-                what = f"event type {event_type!r}" + ("" if version is None else f" of version {version}")
-                both = f"{name_of_function(versions[version].function)} and {name}"
+        subscriptions, takes_batch = getattr(function, MARK)
+        for subscription in subscriptions:
+            handler = Handler(function, takes_batch, read_decode(function, name, subscription, takes_batch=takes_batch))
+            versions = by_type.setdefault(subscription.event_type, {})
+            if subscription.version in versions:
+                what = f"event type {subscription.event_type!r}"
+                what += "" if subscription.version is None else f" of version {subscription.version}"
+                both = f"{name_of_function(versions[subscription.version].function)} and {name}"
                 raise ConfigurationError(f"{what} has two handlers, {both}; keep one")
-            versions[version] = handler
+            versions[subscription.version] = handler
+            if subscription.declaration is not None:
+                declared.append((versions, handler, subscription.declaration))
         kinds.add(is_async(function))
+    for versions, handler, declaration in declared:  # after all: a handler of the older version itself goes first
+        for version, decode in decodes_of_older(declaration):
+            versions.setdefault(version or NO_VERSION, replace(handler, decode=decode))
     if not kinds:
         raise ConfigurationError("a consumer needs at least one handler")
     if len(kinds) == 2:

@@ -26,7 +26,7 @@ from relay.operate.parked.work import (
     rows_not_found,
 )
 from relay.outbox.errors import EventError, HeaderError
-from relay.outbox.event import Event
+from relay.outbox.events import Event
 from relay.outbox.row import OTHER_BYTES, NewRow, row_of
 from relay.servers.postgres.tables import Tables
 

@@ -1,0 +1,238 @@
+"""Events that an application declares once: what is written of them, and what is refused."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, NotRequired
+from uuid import UUID
+
+import psycopg
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from relay.errors import ConfigurationError
+from relay.outbox import Event, FieldError, HeaderError, PayloadError, add, add_many, event, event_of, upcast
+from relay.outbox.row import row_of
+from tests.outbox.conftest import MessageTable
+
+CUSTOMER = UUID("6f5c1b1e-7a06-4f5c-9f6a-3f1f4f7b8a10")
+
+
+class Line(BaseModel):
+    amount: Decimal
+    note: Any = None
+
+
+@event("InvoiceIssued", version=2, key=("customer", "customer_id"))
+class Model(BaseModel):
+    customer_id: int
+    lines: list[Line]
+    due: date = date(2026, 12, 1)
+
+
+@event("InvoiceIssued", version="b", key=("customer", "customer_id"))
+@dataclass(frozen=True, slots=True)
+class Data:
+    customer_id: UUID
+    amount: Decimal
+    tags: set[str] = field(default_factory=set)
+    rate: float | None = None
+
+
+@event("InvoiceIssued", key=("customer", None))
+class Typed(TypedDict):
+    amount: Decimal
+    at: NotRequired[datetime]
+
+
+@event("Renamed", key=("customer", "customer_id"))
+class Renamed(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+    customer_id: int = Field(alias="customerId")
+
+
+MODEL = Model(customer_id=17, lines=[Line(amount=Decimal("9.90"))])
+
+
+@pytest.mark.parametrize(
+    ("declared", "key", "headers", "payload"),
+    [
+        (
+            MODEL,
+            "17",
+            {"x-event-version": "2"},
+            {"customer_id": 17, "lines": [{"amount": "9.90", "note": None}], "due": "2026-12-01"},
+        ),
+        (
+            Data(CUSTOMER, Decimal("1.50"), {"a"}),
+            str(CUSTOMER),
+            {"x-event-version": "b"},
+            {"customer_id": str(CUSTOMER), "amount": "1.50", "tags": ["a"], "rate": None},
+        ),
+        (Typed(amount=Decimal(2)), None, None, {"amount": "2"}),
+        (
+            Typed(amount=Decimal(2), at=datetime(2026, 1, 2, tzinfo=UTC)),
+            None,
+            None,
+            {"amount": "2", "at": "2026-01-02T00:00:00Z"},
+        ),
+        (Renamed.model_validate({"customerId": 3}), "3", None, {"customerId": 3}),
+    ],
+)
+def test_an_instance_is_written_by_its_declaration(declared: Any, key: str, headers: Any, payload: Any) -> None:
+    row = row_of(declared, None)
+
+    assert (row.aggregate_type, row.aggregate_id) == ("customer", key)
+    assert row.event_type in ("InvoiceIssued", "Renamed")
+    assert json.loads(row.headers or "null") == headers
+    assert json.loads(row.payload or "") == payload
+    assert row.content_type is None
+
+
+def test_declared_events_are_written_with_others(module_url: str, table: MessageTable) -> None:
+    with psycopg.connect(module_url) as connection:
+        add(connection, MODEL, [Typed(amount=Decimal(1)), Event("customer", 1, "Plain", {})])
+        add_many(connection, [Data(CUSTOMER, Decimal(number)) for number in range(60)])
+
+    assert [row["event_type"] for row in table.rows()] == ["InvoiceIssued", "InvoiceIssued", "Plain"] + 60 * [
+        "InvoiceIssued"
+    ]
+
+
+def test_an_instance_becomes_an_event_with_more_fields() -> None:
+    due = datetime(2027, 1, 1, tzinfo=UTC)
+
+    made = event_of(
+        MODEL, headers={"tenant": "a"}, message_id=CUSTOMER, routing_key="r", exchange="e", available_at=due
+    )
+
+    row = row_of(made, None)
+    assert json.loads(row.headers or "") == {"tenant": "a", "x-event-version": "2"}
+    assert (row.message_id, row.exchange, row.routing_key, row.available_at) == (CUSTOMER, "e", "r", due)
+
+
+def test_a_header_with_another_version_is_refused() -> None:
+    with pytest.raises(HeaderError, match=r"headers\.x-event-version is 2 by its declaration"):
+        event_of(MODEL, headers={"x-event-version": 3})
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        (
+            Model(customer_id=1, lines=[Line(amount=Decimal(1)), Line(amount=Decimal(2), note=object())]),
+            r"payload\.lines\[1\]\.note is of type object, which JSON does not have",
+        ),
+        (
+            Model(customer_id=1, lines=[Line(amount=Decimal(1), note={"rate": float("nan")})]),
+            r"payload\.lines\[0\]\.note\.rate .*NaN",
+        ),
+        (Data(CUSTOMER, Decimal(1), rate=float("inf")), r"payload\.rate .*NaN or an infinity"),
+        (Data(CUSTOMER, "secret"), r"payload\.amount does not fit its declaration: decimal_parsing$"),  # type: ignore[arg-type]
+        (Data(CUSTOMER, None, "secret"), r"payload\.amount does .*: decimal_type, and 1 more$"),  # type: ignore[arg-type]
+        (Typed(amount=Decimal(1), more=2), r"payload\.more is not in its declaration"),  # type: ignore[typeddict-unknown-key]
+        (Typed(), r"payload\.amount does not fit its declaration: missing"),  # type: ignore[typeddict-item]
+        (
+            Model.model_construct(customer_id=1, lines=[Line.model_construct(amount="secret")]),  # type: ignore[arg-type]
+            r"payload\.lines\[0\]\.amount does not fit",
+        ),
+    ],
+)
+def test_what_handlers_could_not_read_is_refused_with_its_path(declared: Any, words: str) -> None:
+    with pytest.raises(PayloadError, match=words) as raised:
+        row_of(declared, None)
+
+    assert "secret" not in str(raised.value)
+
+
+def test_a_key_that_the_table_does_not_take_is_refused() -> None:
+    with pytest.raises(FieldError, match="aggregate_id is of type float"):
+        row_of(Model.model_construct(customer_id=1.5, lines=[]), None)  # type: ignore[arg-type]
+
+
+def test_infinities_of_a_model_are_refused_unless_it_writes_them_as_text() -> None:
+    class Plain(BaseModel):
+        rate: float
+        note: str | None = None
+
+    class Text(Plain):
+        model_config = ConfigDict(ser_json_inf_nan="strings")
+
+    class Constants(Plain):
+        model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    infinite = float("inf")
+    with pytest.raises(PayloadError, match=r"payload\.rate .*infinity"):
+        row_of(Event("customer", 1, "Rated", Plain(rate=infinite)), None)
+    with pytest.raises(PayloadError, match="Infinity is no JSON value"):
+        row_of(Event("customer", 1, "Rated", Constants(rate=infinite)), None)
+    assert row_of(Event("customer", 1, "Rated", Text(rate=infinite)), None).payload == '{"rate":"Infinity","note":null}'
+
+
+class Child(Model):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (Child(customer_id=1, lines=[]), r"Child is no event, only its base class is: put @event above it, too"),
+        (Model, "the class Model is no event: make one"),
+        (Line(amount=Decimal(1)), "Line is no event"),
+        ({"amount": 1}, "a dict is no event"),
+    ],
+)
+def test_what_is_not_declared_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        row_of(given, None)
+
+
+class Undeclared:
+    customer_id: int
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "words"),
+    [
+        (Undeclared, {}, "Undeclared is no pydantic model, dataclass or TypedDict; @event stands above @dataclass"),
+        (Line, {"key": ("customer", "id")}, "Line has no field 'id'; it has amount, note"),
+        (Line, {"key": "customer"}, "takes as key the aggregate type and the field"),
+        (Line, {"key": ("", "amount")}, "takes as key the aggregate type and the field"),
+        (Line, {"event_type": ""}, "@event takes an event type"),
+        (Line, {"version": True}, "version is an int or a text, not True"),
+        (Line, {"version": ""}, "version is an int or a text, not ''"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused(kind: type, values: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        event(**{"event_type": "Refused", "key": ("customer", None), **values})(kind)
+
+
+def test_a_class_that_pydantic_cannot_read_is_told_when_it_is_written() -> None:
+    @event("Refused", key=("customer", None))
+    @dataclass
+    class Refused:
+        connection: psycopg.Connection
+
+    with pytest.raises(ConfigurationError, match="pydantic cannot read the class: Unable to generate"):
+        row_of(Refused(None), None)  # type: ignore[arg-type]
+
+
+def test_an_upcast_joins_two_versions_of_one_event() -> None:
+    def without_annotations(old, new):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+    def to_another_type(old: Renamed) -> Model:
+        raise NotImplementedError
+
+    def to_itself(old: Model) -> Model:
+        raise NotImplementedError
+
+    refused: list[Any] = [without_annotations, to_another_type, to_itself]
+    for function in refused:
+        with pytest.raises(
+            ConfigurationError, match=f"{function.__name__} takes an event, and returns a newer version"
+        ):
+            upcast(function)
