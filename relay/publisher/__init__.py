@@ -13,7 +13,8 @@ publish ──> broker, with a confirm                                     while
 from relay.errors import importing
 
 with importing("publisher"):
+    from relay.publisher.blocking import BlockingPublisher
     from relay.publisher.publisher import DurablePublisher
     from relay.publisher.state import Mode, PublisherState
 
-__all__ = ["DurablePublisher", "Mode", "PublisherState"]
+__all__ = ["BlockingPublisher", "DurablePublisher", "Mode", "PublisherState"]

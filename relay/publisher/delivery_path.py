@@ -144,7 +144,10 @@ class DeliveryPath:
         self._closed = STOPPED
         behind = [entry for waiting in self._busy.values() for entry in waiting]
         self._busy.clear()
-        for entry in (*self.direct.abandon(), *behind, *self._held, *self._writing, *self._unwritten):
+        unsent = (*self.direct.abandon(), *behind, *self._held, *self._writing, *self._unwritten)
+        if unsent:
+            log.warning("publisher.unsent", events=len(unsent))
+        for entry in unsent:
             self._refuse(entry, self._closed)
 
     def _send(self, entry: Unaccepted) -> None:
