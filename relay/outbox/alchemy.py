@@ -1,6 +1,7 @@
 """The writers for SQLAlchemy: the same statements, in the transaction of the session or connection."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -26,9 +27,12 @@ def write(target: Sync, rows: Sequence[NewRow], schema: str, *, by_copy: bool, a
         require_transaction(connection)
     if by_copy and _is_copied(connection, rows, schema):
         return
-    with insert.remedies(schema):
+    try:
         for batch in insert.batches(rows):
             target.execute(*_execution(batch, schema))
+    except sa.exc.DBAPIError as error:
+        insert.note_remedy(error, schema)
+        raise
 
 
 async def write_async(target: Async, rows: Sequence[NewRow], schema: str, *, by_copy: bool, autocommit: bool) -> None:
@@ -73,4 +77,10 @@ def _is_copied(connection: sa.Connection, rows: Sequence[NewRow], schema: str) -
 
 
 def _execution(rows: Sequence[NewRow], schema: str) -> tuple[sa.TextClause, dict[str, Any]]:
-    return sa.text(insert.statement(len(rows), schema, ":{}".format)), insert.parameters(rows)
+    named = dict(zip(NewRow._fields, insert.parameters(rows), strict=True))
+    return _statement(schema, is_one=len(rows) == 1), named
+
+
+@lru_cache
+def _statement(schema: str, *, is_one: bool) -> sa.TextClause:
+    return sa.text(insert.statement(schema, ":{}", is_one=is_one))

@@ -1,6 +1,7 @@
 """The writer for asyncpg's own connections."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from relay.outbox import insert
@@ -17,11 +18,15 @@ async def write(connection: "AsyncpgConnection", rows: Sequence[NewRow], schema:
     if not autocommit and not connection.is_in_transaction():
         raise NoTransactionError
     statement = _statement(schema)
-    with insert.remedies(schema):
+    try:
         for batch in insert.batches(rows):
             await connection.execute(statement, *map(list, zip(*batch, strict=True)))
+    except Exception as error:
+        insert.note_remedy(error, schema)
+        raise
 
 
+@lru_cache
 def _statement(schema: str) -> str:
     # By arrays also for one row: its JSON is text there, whatever codec the application has set for json and jsonb.
     places = {column: f"${number}" for number, column in enumerate(NewRow._fields, 1)}

@@ -4,8 +4,8 @@ A statement names only the columns that a writer may fill, so the role `outbox_w
 on no other column.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -70,14 +70,18 @@ def write(
     if not autocommit:
         require_transaction(connection)
     # A cursor of psycopg's own class: the connection's cursor class may need another kind of placeholder.
-    with remedies(schema), psycopg.Cursor(connection) as cursor:
-        if not (by_copy and _may_copy(connection)):
-            for batch in batches(rows):
-                cursor.execute(*_execution(batch, schema))
-            return
-        with cursor.copy(_copy_statement(schema, NewRow._fields)) as stream:
-            for row in rows:
-                stream.write_row(row)
+    try:
+        with psycopg.Cursor(connection) as cursor:
+            if not (by_copy and _may_copy(connection)):
+                for batch in batches(rows):
+                    cursor.execute(*_execution(batch, schema))
+                return
+            with cursor.copy(_copy_statement(schema, NewRow._fields)) as stream:
+                for row in rows:
+                    stream.write_row(row)
+    except psycopg.Error as error:
+        note_remedy(error, schema)
+        raise
 
 
 async def write_async(
@@ -87,25 +91,23 @@ async def write_async(
         return
     if not autocommit:
         await require_transaction_async(connection)
-    with remedies(schema):
+    try:
         if by_copy and _may_copy(connection):
             await copy_async(connection, NewRow._fields, rows, schema)
             return
         async with psycopg.AsyncCursor(connection) as cursor:
             for batch in batches(rows):
                 await cursor.execute(*_execution(batch, schema))
-
-
-@contextmanager
-def remedies(schema: str) -> Iterator[None]:
-    """Add the remedy to an error of the database, of whichever driver, that has a common one."""
-    try:
-        yield
-    except Exception as error:
-        code = getattr(error, "sqlstate", None) or getattr(getattr(error, "orig", None), "sqlstate", None)
-        if code in REMEDIES:
-            error.add_note(REMEDIES[code].format(schema=schema))
+    except psycopg.Error as error:
+        note_remedy(error, schema)
         raise
+
+
+def note_remedy(error: Exception, schema: str) -> None:
+    """Add the remedy to an error of the database, of whichever driver, that has a common one."""
+    code = getattr(error, "sqlstate", None) or getattr(getattr(error, "orig", None), "sqlstate", None)
+    if code in REMEDIES:
+        error.add_note(REMEDIES[code].format(schema=schema))
 
 
 def require_transaction(connection: psycopg.Connection[Any]) -> None:
@@ -134,6 +136,9 @@ async def copy_async(
 
 def batches(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
     """Yield the rows in order, in batches that fit into one statement."""
+    if len(rows) == 1:
+        yield rows
+        return
     first = size = 0
     for position, row in enumerate(rows):
         size_of_row = sum(len(value) for value in row if isinstance(value, str | bytes))
@@ -144,24 +149,26 @@ def batches(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
     yield rows[first:]
 
 
-def statement(row_count: int, schema: str, placeholder: Callable[[str], str]) -> str:
-    """Return the INSERT for `row_count` rows; `placeholder` turns a parameter's name into the driver's placeholder."""
-    template = INSERT_ONE if row_count == 1 else INSERT_SEVERAL
-    return template.format(schema=quoted(schema), **{column: placeholder(column) for column in NewRow._fields})
+def statement(schema: str, placeholder: str, *, is_one: bool) -> str:
+    """Return the INSERT for one row or for several; `placeholder` is the driver's, such as `:{}` with the name in it.
+
+    The names, and places where there is no name, are those of NewRow.
+    """
+    template = INSERT_ONE if is_one else INSERT_SEVERAL
+    return template.format(schema=quoted(schema), **{column: placeholder.format(column) for column in NewRow._fields})
 
 
-def parameters(rows: Sequence[NewRow]) -> dict[str, Any]:
-    """Return the parameters that `statement` takes for these rows."""
-    if len(rows) == 1:
-        return rows[0]._asdict()
-    return dict(zip(NewRow._fields, map(list, zip(*rows, strict=True)), strict=True))
+def parameters(rows: Sequence[NewRow]) -> Sequence[Any]:
+    """Return the parameters of the statement for these rows, by place."""
+    return rows[0] if len(rows) == 1 else [list(column) for column in zip(*rows, strict=True)]
 
 
 def _has_unread_answers(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
     """Whether it is still unknown if a transaction is open, because answers of the pipeline were not read yet."""
+    if not connection.autocommit:
+        return False
     info = connection.info
-    in_pipeline = info.pipeline_status is PipelineStatus.ON
-    return connection.autocommit and in_pipeline and info.transaction_status is TransactionStatus.ACTIVE
+    return info.pipeline_status is PipelineStatus.ON and info.transaction_status is TransactionStatus.ACTIVE
 
 
 def _require_transaction(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
@@ -173,8 +180,13 @@ def _may_copy(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
     return connection.info.pipeline_status is PipelineStatus.OFF  # the protocol allows no COPY in a pipeline
 
 
-def _execution(rows: Sequence[NewRow], schema: str) -> tuple[bytes, dict[str, Any]]:
-    return statement(len(rows), schema, "%({})s".format).encode(), parameters(rows)
+def _execution(rows: Sequence[NewRow], schema: str) -> tuple[bytes, Sequence[Any]]:
+    return _statement(schema, is_one=len(rows) == 1), parameters(rows)
+
+
+@lru_cache  # made again for each row, it costs a fifth of an INSERT on loopback
+def _statement(schema: str, *, is_one: bool) -> bytes:
+    return statement(schema, "%s", is_one=is_one).encode()
 
 
 def _copy_statement(schema: str, columns: Sequence[str]) -> bytes:
