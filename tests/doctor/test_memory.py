@@ -11,7 +11,7 @@ from relay.runtime.memory import LEAST_WINDOW, MIB, Limit, largest_within, mib, 
 from tests.doctor.findings import OK, WARNING
 
 
-@pytest.mark.parametrize("limit", [80, 128, 1024])
+@pytest.mark.parametrize("limit", [96, 160, 1024])
 def test_what_is_derived_fits(limit: int) -> None:
     largest = min(largest_within(limit * MIB), 16 * MIB)
     window = window_within(limit * MIB, largest)
@@ -31,10 +31,10 @@ def test_a_limit_too_low_for_one_message_names_one_that_is_not() -> None:
 
 
 def test_a_window_that_was_set_too_large_is_told() -> None:
-    found = memory(RelaySettings(max_window_bytes=64 * MIB), Limit(128 * MIB, "a group"))
+    found = memory(RelaySettings(max_window_bytes=64 * MIB), Limit(160 * MIB, "a group"))
 
     assert found.verdict == WARNING
-    assert found.remedy == f"unset relay.max_window_bytes, or lower it to {window_within(128 * MIB, 16 * MIB)}"
+    assert found.remedy == f"unset relay.max_window_bytes, or lower it to {window_within(160 * MIB, 16 * MIB)}"
 
 
 async def test_it_is_told_at_the_start_before_there_is_a_database(settings: Settings) -> None:
