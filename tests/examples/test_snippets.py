@@ -15,7 +15,7 @@ from tests.support.process import Process, run
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/configuration.md", "docs/consumer.md", "docs/metrics.md", "docs/partitioned-consumers.md"]
-PAGES += ["docs/publisher.md", "docs/write.md"]
+PAGES += ["docs/publisher.md", "docs/write.md", "docs/consume-elsewhere.md"]
 
 # Of a user's, who has not this project's configuration.
 STRICT = ["--strict", "--config-file=", f"--cache-dir={ROOT / '.mypy_cache' / 'snippets'}", "--follow-imports=silent"]
