@@ -115,6 +115,10 @@ class Consumer(RunsInBlock):
     def counters(self) -> Counters:
         return self.setup.counters
 
+    @property
+    def is_stopping(self) -> bool:
+        return self.setup.stop.is_set()
+
     def hindrances(self) -> dict[str, Hindrance]:
         """Return why the consumer cannot work now, by part ("broker", "database", ...); empty when it can."""
         setup, connection = self.setup, self._connection

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from relay.errors import UsageError
 from relay.logger import get_logger
 from relay.runtime.hindrance import Hindrance
 
@@ -30,6 +31,11 @@ class RunsInBlock(ABC):
     def stop(self) -> None:
         """Drain, and let `run` return."""
 
+    @property
+    @abstractmethod
+    def is_stopping(self) -> bool:
+        """Whether it was told to stop."""
+
     @abstractmethod
     def hindrances(self) -> Mapping[str, Hindrance]:
         """Return why it cannot work now; empty when it can."""
@@ -39,7 +45,10 @@ class RunsInBlock(ABC):
 
         Raises:
             what `run` raises at the start.
+            UsageError: it runs already, or was stopped before it was ready.
         """
+        if self._running is not None:
+            raise UsageError("a consumer runs once: make another one for another block")
         running = self._running = asyncio.create_task(self.run(signals=False), name="consume.in block")
         try:
             while self.hindrances() and not running.done():
@@ -49,6 +58,7 @@ class RunsInBlock(ABC):
             raise
         if running.done():
             running.result()
+            raise UsageError("the consumer was stopped before it was ready: make another one")
         running.add_done_callback(_report)
         return self
 
@@ -62,7 +72,7 @@ class RunsInBlock(ABC):
 
     async def _end(self, running: asyncio.Task[None]) -> None:
         """Stop, and wait for the end; when the waiting is cancelled, the consumer is, too."""
-        if not running.done():
+        if not running.done() and not self.is_stopping:  # a second `stop` would not wait for what is under way
             self.stop()
         try:
             await asyncio.wait([running])
@@ -85,12 +95,15 @@ async def run_all(*consumers: RunsInBlock, signals: bool | None = None) -> None:
         signals: as for `Consumer.run`.
     Raises:
         the error of a consumer, or several as an ExceptionGroup.
+        UsageError: there is no consumer.
     """
+    if not consumers:
+        raise UsageError("run_all takes at least one consumer")
     running = [asyncio.create_task(each.run(signals=signals), name="consume.one of all") for each in consumers]
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
         for each, task in zip(consumers, running, strict=True):
-            if not task.done():
+            if not task.done() and not each.is_stopping:
                 each.stop()
         ends = await asyncio.gather(*running, return_exceptions=True)
     except asyncio.CancelledError:

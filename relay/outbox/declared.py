@@ -12,15 +12,15 @@ def project(message: Message[InvoiceIssued], connection: Connection) -> None: ..
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from inspect import signature
+from inspect import iscoroutinefunction, signature
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 from uuid import UUID, uuid4
 
 from relay.errors import ConfigurationError, importing
-from relay.outbox.errors import HeaderError
+from relay.outbox.errors import FieldError, HeaderError
 from relay.outbox.events import Event, JsonModel
 from relay.outbox.paths import path_of_unwritable
 
@@ -69,6 +69,7 @@ class Declaration:
     older: list[tuple["Declaration", Callable[[Any], Any]]] = field(default_factory=list)
 
     def key_of(self, value: Any) -> Any:
+        """Return the aggregate id; raises LookupError or AttributeError when the field is missing."""
         if self.key_field is None:
             return None
         return value[self.key_field] if isinstance(value, dict) else getattr(value, self.key_field)
@@ -86,8 +87,10 @@ class Declaration:
             raise UnfitPayloadError("is not in its declaration", f"payload.{min(more, key=str)}")
         try:
             text = self.adapter.dump_json(value, by_alias=True, warnings=False)
-        except PydanticSerializationError:
+        except PydanticSerializationError as error:
             path, found = path_of_unwritable(value, "payload", to_json) or ("payload", value)
+            if found is value or isinstance(found, str | int | float | dict | list):
+                raise UnfitPayloadError("cannot be written as JSON", path) from error
             raise UnfitPayloadError(f"is of type {type(found).__name__}, which JSON does not have", path) from None
         try:
             self.adapter.validate_json(text)
@@ -119,6 +122,9 @@ class DeclaredPayload:
 
     def model_dump_json(self) -> str:
         return self.declaration.encode(self.value)
+
+    def model_dump(self) -> Any:
+        return self.declaration.adapter.dump_python(self.value, by_alias=True, warnings=False)
 
 
 def event(
@@ -170,8 +176,13 @@ def upcast(function: Upcast) -> Upcast:
         ConfigurationError: the annotations are no two versions of one event type.
     """
     name = getattr(function, "__qualname__", repr(function))
-    hints = get_type_hints(function)
-    first = next(iter(signature(function).parameters), "")
+    try:
+        hints = get_type_hints(function)
+        first = next(iter(signature(function).parameters), "")
+    except (NameError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"@upcast: the annotations of {name} cannot be read: {error}") from None
+    if iscoroutinefunction(function):
+        raise ConfigurationError(f"@upcast: {name} is an `async def`; make it a plain function")
     old, new = declaration_of(hints.get(first)), declaration_of(hints.get("return"))
     if old is None or new is None or old.event_type != new.event_type or old.version == new.version:
         raise ConfigurationError(
@@ -205,6 +216,7 @@ def event_of(
 
     Raises:
         TypeError: its class is not declared.
+        FieldError: it has no aggregate id.
         HeaderError: a header says another version.
     """
     declaration = declaration_of(type(declared))
@@ -212,18 +224,26 @@ def event_of(
         raise TypeError(_not_an_event(declared))
     made = Event(
         aggregate_type=declaration.aggregate_type,
-        aggregate_id=declaration.key_of(declared),
+        aggregate_id=None,
         event_type=declaration.event_type,
         payload=DeclaredPayload(declaration, declared),
-        headers=headers if declaration.version is None else {**(headers or {}), VERSION: declaration.version},
+        headers=headers,
         message_id=message_id or uuid4(),
         exchange=exchange,
         routing_key=routing_key,
         available_at=available_at,
     )
-    if headers and VERSION in headers and declaration.version is not None:
+    try:
+        made = replace(made, aggregate_id=declaration.key_of(declared))
+    except (LookupError, AttributeError):
+        raise FieldError(made, "aggregate_id", f"is the field {declaration.key_field!r}, which is missing") from None
+    if declaration.version is None:
+        return made
+    if not isinstance(headers, Mapping | None):
+        raise HeaderError(made, "headers", f"is of type {type(headers).__name__}; it takes a dict")
+    if headers and VERSION in headers:
         raise HeaderError(made, f"headers.{VERSION}", f"is {declaration.version} by its declaration")
-    return made
+    return replace(made, headers={**(headers or {}), VERSION: declaration.version})
 
 
 def _pair(event_type: str, key: object) -> tuple[str, str | None]:

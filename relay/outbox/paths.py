@@ -1,5 +1,6 @@
 """Where in a payload the value is that JSON does not have."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from math import isfinite
@@ -35,7 +36,7 @@ def _inner(value: object, path: str) -> Iterator[tuple[str, object]]:
     match value:
         case dict():
             yield from ((f"{path}.{_name(name)}", inner) for name, inner in value.items())
-        case list() | tuple():
+        case list() | tuple() | set() | frozenset() | deque():
             yield from ((f"{path}[{position}]", inner) for position, inner in enumerate(value))
         case _ if is_dataclass(value):
             yield from ((f"{path}.{each.name}", getattr(value, each.name)) for each in fields(value))

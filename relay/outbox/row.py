@@ -1,13 +1,14 @@
 """Turn an event into the row that is written, or raise the error that says why it cannot be."""
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn
 from uuid import UUID
 
 import orjson
 
-from relay.outbox.declared import Declared, DeclaredPayload, UnfitPayloadError, event_of
+from relay.outbox.declared import Declared, UnfitPayloadError, event_of
 from relay.outbox.errors import FieldError, PayloadError, PayloadTooLargeError
 from relay.outbox.events import Event, JsonModel
 from relay.outbox.headers import headers_text
@@ -78,8 +79,10 @@ def row_of(event: Event | Declared, trace_context: str | None, max_payload_bytes
 
 def key_text(given: str | int | UUID | None) -> str | None:
     """Return an id as the table has it; what is no id is returned as it is, for the check."""
-    is_id = isinstance(given, int | UUID) and not isinstance(given, bool)
-    return str(given) if is_id else given  # type: ignore[return-value]
+    if isinstance(given, UUID):
+        return str(given)
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    return str(int(given)) if is_number else given  # type: ignore[arg-type, return-value]  # `int`: also of an Enum
 
 
 def _check_text(event: Event, field: str, value: object, *, optional: bool = False, may_be_empty: bool = False) -> None:
@@ -193,7 +196,7 @@ def _dumped(event: Event, payload: dict[str, Any] | list[Any]) -> str:
         if "not JSON serializable" in problem:
             problem = f"is of type {_kind(found)}, which JSON does not have: {REMEDY}"
         raise PayloadError(event, problem, path) from None
-    return _with_all_numbers(event, text, payload)
+    return _with_all_numbers(event, text, lambda: payload)
 
 
 def _dumped_model(event: Event, payload: JsonModel) -> str:
@@ -203,18 +206,20 @@ def _dumped_model(event: Event, payload: JsonModel) -> str:
         raise PayloadError(event, str(error), error.path) from None
     except ValueError as error:  # as pydantic's
         raise PayloadError(event, f"cannot be written as JSON: {error}") from error
-    value = payload.value if isinstance(payload, DeclaredPayload) else payload
-    if getattr(type(value), "model_config", {}).get("ser_json_inf_nan", "null") != "null":
+    if "NaN" in text or "Infinity" in text:  # as text, or as what is no JSON: the model's `ser_json_inf_nan` says
         return _checked(event, text)
-    return _with_all_numbers(event, text, value)
+    return _with_all_numbers(event, text, getattr(payload, "model_dump", lambda: payload))
 
 
-def _with_all_numbers(event: Event, text: str, payload: object) -> str:
+def _with_all_numbers(event: Event, text: str, dump: Callable[[], object]) -> str:
     """Return the text, unless a number became null: orjson and pydantic write NaN and infinities so.
 
     The search for them costs more than the dump, so it needs a null first.
+
+    Args:
+        dump: returns what was written, before it became JSON.
     """
-    if "null" in text and (path := path_of_lost_number(payload, "payload")):
+    if "null" in text and (path := path_of_lost_number(dump(), "payload")):
         raise PayloadError(event, "cannot be written as JSON: it is NaN or an infinity", path)
     return text
 

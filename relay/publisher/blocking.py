@@ -29,7 +29,7 @@ class BlockingPublisher:
     def __init__(self, publisher: DurablePublisher) -> None:
         self._publisher = publisher
         self._opened = Opened(f"the blocking publisher {publisher.name!r}")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may close it while the same thread opens it
         self._running: _Running | None = None
         self._is_closed = False
 
@@ -46,7 +46,12 @@ class BlockingPublisher:
         self._refuse()
         with self._lock:  # no call may come behind the end of the loop
             loop = self._open()
-            accepted = asyncio.run_coroutine_threadsafe(self._publisher.publish(event), loop)
+            publishing = self._publisher.publish(event)
+            try:
+                accepted = asyncio.run_coroutine_threadsafe(publishing, loop)
+            except RuntimeError:  # a signal's handler has closed it meanwhile
+                publishing.close()
+                raise NotAcceptedError(CLOSED) from None
         accepted.result()
 
     @property
@@ -93,7 +98,11 @@ class BlockingPublisher:
         if self._running is None:
             self._opened.note()
             self._running = _Running(self._publisher)
-        return self._running.loop
+        try:
+            return self._running.wait_ready()
+        except Exception:  # a signal may end the waiting by another error: then it is still being opened
+            self._running = None
+            raise
 
     def _refuse(self) -> None:
         """Raise what `publish` raises where it cannot wait."""
@@ -104,7 +113,7 @@ class BlockingPublisher:
 
 
 class _Running:
-    """An open publisher in a thread; raises what `DurablePublisher` raises when it cannot be opened."""
+    """A publisher that a thread opens, runs and closes."""
 
     def __init__(self, publisher: DurablePublisher) -> None:
         self._publisher = publisher
@@ -112,12 +121,19 @@ class _Running:
         self._ended: Future[None] = Future()
         # A daemon: what was accepted is confirmed or in the buffer, so the process need not wait for it.
         threading.Thread(target=self._run, name=f"publisher {publisher.name}", daemon=True).start()
-        self.loop, self._told = self._ready.result()
+
+    def wait_ready(self) -> asyncio.AbstractEventLoop:
+        """Return its event loop; raises what `DurablePublisher` raises when it cannot be opened."""
+        return self._ready.result()[0]
 
     def end(self) -> None:
         """Close the publisher, and wait for it; calls that the loop has got before this one are still made."""
+        try:
+            loop, told = self._ready.result()
+        except Exception:
+            return
         with suppress(RuntimeError):  # the loop has ended
-            self.loop.call_soon_threadsafe(self._told.set)
+            loop.call_soon_threadsafe(told.set)
         self._ended.result()
 
     def _run(self) -> None:

@@ -12,6 +12,7 @@ No relay and no broker is needed.
 from typing import TYPE_CHECKING, Any
 
 from relay.errors import importing
+from relay.testing.brokers import virtual_host
 from relay.testing.capture import capture
 from relay.testing.databases import migrate, template_database
 from relay.testing.outbox import AsyncOutbox, Outbox
@@ -20,6 +21,7 @@ from relay.testing.written import Written
 
 if TYPE_CHECKING:
     from relay.testing.harness import Dead, DeliveryReport, Harness
+    from relay.testing.scenario import Scenario
 
 __all__ = [
     "AsyncOutbox",
@@ -27,19 +29,26 @@ __all__ = [
     "DeliveryReport",
     "Harness",
     "Outbox",
+    "Scenario",
     "Written",
     "capture",
     "migrate",
     "require_transaction",
     "template_database",
+    "virtual_host",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # Only the tests of a consumer have what it needs.
-    if name not in {"Dead", "DeliveryReport", "Harness"}:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with importing("consume"):
-        from relay.testing import harness  # noqa: PLC0415
+    # Only the tests of a consumer have what these need.
+    if name in {"Dead", "DeliveryReport", "Harness"}:
+        with importing("consume"):
+            from relay.testing import harness  # noqa: PLC0415
 
-    return getattr(harness, name)
+        return getattr(harness, name)
+    if name == "Scenario":
+        with importing("relay"):
+            from relay.testing.scenario import Scenario  # noqa: PLC0415
+
+        return Scenario
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

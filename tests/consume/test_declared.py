@@ -127,6 +127,65 @@ def test_a_handler_of_the_older_version_goes_first() -> None:
     assert call([typed, old], b'{"number": 1}')[1] == Third(number=Decimal(1), unit="one")
 
 
+def test_a_handler_without_a_version_goes_before_an_upcast_of_what_has_no_header() -> None:
+    @on(First)
+    async def unversioned(message: Message[First], connection: Connection) -> None:
+        pass
+
+    assert call([typed, unversioned], b'{"number": 1}') == (unversioned, {"number": 1})
+
+
+def test_a_validator_or_upcast_that_ends_an_iteration_fails_and_leaves_no_message_out() -> None:
+    @event("Looked up", version=1, key=KEY)
+    class Old(Renamed):
+        pass
+
+    @event("Looked up", version=2, key=KEY)
+    class New(Renamed):
+        pass
+
+    @upcast
+    def look_up(old: Old) -> New:
+        return New(number=next(each for each in [1, 3] if each == old.number))
+
+    @on(New, batch=True)
+    async def all_of_them(messages: list[Message[New]], connection: Connection) -> None:
+        pass
+
+    @on(New)
+    async def each_of_them(message: Message[New], connection: Connection) -> None:
+        pass
+
+    messages = [
+        received(b'{"number": %d}' % number, event_type="Looked up", headers={"x-event-version": "1"})
+        for number in (1, 2, 3)
+    ]
+    for handler in (all_of_them, each_of_them):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(collect_handlers([handler]).calls(messages))
+
+
+def test_an_upcast_that_returns_something_else_fails() -> None:
+    @event("Refused", version=1, key=KEY)
+    class Old(Renamed):
+        pass
+
+    @event("Refused", version=2, key=KEY)
+    class New(Renamed):
+        pass
+
+    @upcast
+    def nothing(old: Old) -> New:
+        return None  # type: ignore[return-value]
+
+    @on(New)
+    async def handler(message: Message[New], connection: Connection) -> None:
+        pass
+
+    with pytest.raises(TypeError, match="nothing returned NoneType, not New"):
+        call([handler], b'{"number": 1}', "1", "Refused")
+
+
 def test_a_newer_version_than_the_declared_one_is_not_taken() -> None:
     @on(Second)
     async def old(message: Message[Second], connection: Connection) -> None:
@@ -150,6 +209,7 @@ def test_a_body_that_the_older_version_does_not_take_is_told_without_its_values(
     [
         (Message[Renamed], "is not for Third, which @on names"),
         (Message[bytes], "is not for Third, which @on names"),
+        (Message[list[Third]], "is not for Third, which @on names"),
         (Connection, "does not say how to decode messages"),
     ],
 )

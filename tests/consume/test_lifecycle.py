@@ -2,13 +2,14 @@
 
 import asyncio
 
+import psycopg
 import pytest
 from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
-from relay.consume import Backoff, Consumer, Inbox, WorkPolicy, run_all
+from relay.consume import Backoff, Consumer, Inbox, Message, WorkPolicy, on, run_all
 from relay.consume.lifecycle import RunsInBlock
-from relay.errors import BrokerUnavailableError, QueueMissingError
+from relay.errors import BrokerUnavailableError, QueueMissingError, UsageError
 from relay.runtime.hindrance import Hindrance
 from tests.consume.effects import MakeConsumer, Queue, Table, count, running
 from tests.support.eventually import eventually
@@ -47,6 +48,45 @@ async def test_an_error_of_the_block_is_raised_and_the_consumer_stopped(
             raise ZeroDivisionError
 
     assert await queue.drained()
+
+
+async def test_a_consumer_runs_in_one_block_only(queue: Queue, table: Table, make_consumer: MakeConsumer) -> None:
+    consumer = make_consumer(count)
+    async with consumer:
+        with pytest.raises(UsageError, match="make another one for another block"):
+            await consumer.__aenter__()
+        assert consumer.hindrances() == {}
+    with pytest.raises(UsageError, match="make another one for another block"):
+        await consumer.__aenter__()
+
+    stopped = make_consumer(count)
+    stopped.stop()
+    with pytest.raises(UsageError, match="stopped before it was ready"):
+        await stopped.__aenter__()
+
+
+async def test_a_block_that_has_stopped_it_still_waits_for_what_is_under_way(
+    queue: Queue, table: Table, make_consumer: MakeConsumer
+) -> None:
+    began, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(message: Message, connection: psycopg.AsyncConnection) -> None:
+        began.set()
+        await goes_on.wait()
+        await count(message, connection)
+
+    consumer = make_consumer(on("Counted")(wait))
+    await consumer.__aenter__()
+    await queue.send(7)
+    await began.wait()
+    consumer.stop()
+    ending = asyncio.create_task(consumer.__aexit__(None, None, None))
+    await asyncio.sleep(0.1)
+    assert not ending.done()
+    goes_on.set()
+    await ending
+
+    assert await table.numbers() == [7]
 
 
 async def test_a_cancel_of_the_block_drains(queue: Queue, table: Table, make_consumer: MakeConsumer) -> None:
@@ -105,8 +145,17 @@ class Failing(RunsInBlock):
     def stop(self) -> None:
         self.told.set()
 
+    @property
+    def is_stopping(self) -> bool:
+        return self.told.is_set()
+
     def hindrances(self) -> dict[str, Hindrance]:
         return {}
+
+
+async def test_without_consumers_there_is_nothing_to_run() -> None:
+    with pytest.raises(UsageError, match="at least one consumer"):
+        await run_all()
 
 
 async def test_errors_of_several_are_raised_together() -> None:

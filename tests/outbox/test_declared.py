@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from enum import Enum
 from typing import Any, NotRequired
 from uuid import UUID
 
@@ -147,6 +148,59 @@ def test_what_handlers_could_not_read_is_refused_with_its_path(declared: Any, wo
     assert "secret" not in str(raised.value)
 
 
+class Number(int, Enum):
+    ONE = 1
+
+
+def test_a_number_of_an_enum_is_a_key_as_the_payload_has_it() -> None:
+    assert row_of(Event("customer", Number.ONE, "Numbered", {}), None).aggregate_id == "1"
+
+
+@pytest.mark.parametrize("payload", [{"a": float("nan")}, {"a": {float("inf")}}, {"a": [1, float("nan")]}])
+def test_numbers_that_json_loses_are_found_wherever_they_are(payload: Any) -> None:
+    class Open(BaseModel):
+        model_config = ConfigDict(extra="allow")
+        note: str | None = None
+
+    with pytest.raises(PayloadError, match=r"payload\.a.*NaN or an infinity"):
+        row_of(Event("customer", 1, "Opened", Open(**payload)), None)
+
+
+def test_numbers_that_are_left_out_or_written_as_text_are_none_that_json_loses() -> None:
+    class Hidden(BaseModel):
+        rate: float = Field(exclude=True)
+        note: str | None = None
+
+    @event("Texts", key=("customer", None))
+    @dataclass
+    class Texts:
+        __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
+        rate: float
+        note: str | None = None
+
+    @event("Constants", key=("customer", None))
+    @dataclass
+    class Constants(Texts):
+        __pydantic_config__ = ConfigDict(ser_json_inf_nan="constants")
+
+    infinite = float("inf")
+    assert row_of(Event("customer", 1, "Hid", Hidden(rate=infinite)), None).payload == '{"note":null}'
+    assert row_of(Texts(infinite), None).payload == '{"rate":"Infinity","note":null}'
+    with pytest.raises(PayloadError, match="Infinity is no JSON value"):
+        row_of(Constants(infinite), None)
+
+
+def test_a_key_that_is_missing_is_refused() -> None:
+    @event("Typed", key=("customer", "number"))
+    class Numbered(TypedDict):
+        number: int
+
+    with pytest.raises(FieldError, match="aggregate_id is the field 'number', which is missing"):
+        row_of(Numbered(), None)  # type: ignore[typeddict-item]
+    with pytest.raises(FieldError, match="aggregate_id is the field 'customer_id', which is missing"):
+        row_of(Model.model_construct(**dict[str, Any]()), None)
+
+
 def test_a_key_that_the_table_does_not_take_is_refused() -> None:
     with pytest.raises(FieldError, match="aggregate_id is of type float"):
         row_of(Model.model_construct(customer_id=1.5, lines=[]), None)  # type: ignore[arg-type]
@@ -229,6 +283,12 @@ def test_an_upcast_joins_two_versions_of_one_event() -> None:
 
     def to_itself(old: Model) -> Model:
         raise NotImplementedError
+
+    async def later(old: Renamed) -> Model:
+        raise NotImplementedError
+
+    with pytest.raises(ConfigurationError, match="later is an `async def`"):
+        upcast(later)
 
     refused: list[Any] = [without_annotations, to_another_type, to_itself]
     for function in refused:

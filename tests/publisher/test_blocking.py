@@ -161,5 +161,48 @@ async def test_a_fork_opens_its_own_unless_the_parent_has_opened_it(
     await eventually(lambda: has_pending(outbox, count), "both are in the table")
 
 
+INTERRUPTED = """
+import signal, socket, sys
+from tests.publisher.events import measured
+from relay.errors import NotAcceptedError
+from relay.publisher import BlockingPublisher, DurablePublisher
+
+silent = socket.create_server(("127.0.0.1", 0))  # so that the opening waits for the broker for a second
+broker = f"amqp://127.0.0.1:{silent.getsockname()[1]}/"
+publisher = BlockingPublisher(DurablePublisher(sys.argv[1], broker=broker, name="web"))
+
+def interrupt(*_):
+    if sys.argv[2] == "closes":
+        publisher.close()
+    else:
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    publisher.publish(measured(1))
+except (KeyboardInterrupt, NotAcceptedError) as error:
+    print(type(error).__name__)
+if sys.argv[2] == "raises":
+    publisher.publish(measured(2))
+publisher.close()
+"""
+
+
+@pytest.mark.parametrize(("handler", "raised", "count"), [("raises", "KeyboardInterrupt", 1), ("closes", "", 0)])
+async def test_a_signal_while_it_is_opened_leaves_it_usable(
+    handler: str, raised: str, count: int, database: DatabaseSettings, outbox: Outbox
+) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, database.url.get_secret_value(), handler]
+
+    done = await asyncio.to_thread(
+        subprocess.run, command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert raised in done.stdout
+    assert len(await outbox.ids("pending")) == count
+
+
 async def has_pending(outbox: Outbox, count: int) -> bool:
     return len(await outbox.ids("pending")) == count

@@ -1,4 +1,4 @@
-"""A migrated database with a transaction that is rolled back, and a server for databases of the kit's own."""
+"""A migrated database with a transaction that is rolled back, and servers for what the kit makes on them."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,8 @@ import psycopg
 import pytest
 
 from tests.support.postgres import PostgresServer
+from tests.support.process import free_port
+from tests.support.rabbitmq import RabbitServer
 
 
 @pytest.fixture
@@ -19,3 +21,12 @@ def connection(database_url: str) -> Iterator[psycopg.Connection]:
 def server_url() -> Iterator[str]:
     with PostgresServer() as server:
         yield server.create_database("admin")
+
+
+@pytest.fixture(scope="session")
+def managed() -> Iterator[tuple[RabbitServer, str]]:
+    """A broker with the management plugin, and where that is."""
+    port = free_port()
+    configuration = {"management.tcp.ip": "127.0.0.1", "management.tcp.port": str(port)}
+    with RabbitServer(schedulers=1, configuration=configuration, plugins=["rabbitmq_management"]) as server:
+        yield server, f"http://127.0.0.1:{port}/"

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
+from tests.support.rabbitmq import RabbitServer
 from tests.testing.suite import run_suite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
-EXAMPLE, HANDLERS = (block.removeprefix("python\n") for block in PAGE.split("```")[1::2])
+EXAMPLE, HANDLERS, SCENARIO = (block.removeprefix("python\n") for block in PAGE.split("```")[1::2])
 
 
 def test_the_example_passes(server_url: str, tmp_path: Path) -> None:
@@ -18,6 +21,25 @@ def test_the_example_of_handlers_passes(server_url: str, tmp_path: Path) -> None
     done = run_suite(HANDLERS, tmp_path, server_url, "-o", "asyncio_mode=auto")
 
     assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_example_of_real_servers_passes(
+    server_url: str, managed: tuple[RabbitServer, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, management = managed
+    monkeypatch.setenv("OUTBOX_TEST_BROKER_URL", server.url())
+    monkeypatch.setenv("OUTBOX_TEST_MANAGEMENT_URL", management)
+
+    done = run_suite(SCENARIO, tmp_path, server_url, "-o", "asyncio_mode=auto")
+
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    assert "outbox_test" not in server.ctl("list_vhosts")
+
+
+def test_without_a_broker_the_fixture_says_what_it_needs(server_url: str, tmp_path: Path) -> None:
+    done = run_suite(SCENARIO, tmp_path, server_url, "-o", "asyncio_mode=auto")
+
+    assert "relay_broker needs a RabbitMQ server with its management plugin: set OUTBOX_TEST_BROKER_URL" in done.stdout
 
 
 def test_the_example_fails_as_the_page_says(server_url: str, tmp_path: Path) -> None:

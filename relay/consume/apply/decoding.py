@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from types import SimpleNamespace, UnionType
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -15,6 +15,7 @@ from relay.errors import ConfigurationError, InvalidPayloadError
 from relay.outbox.declared import Declaration, declaration_of
 
 Decode = Callable[[Message], Message[Any]]
+Step = tuple[Callable[[Any], Any], type]  # what `upcast` was given, and the class that it makes
 
 FAULTS_NAMED = 3
 UNSAID = object()  # the annotation does not say what the payload is
@@ -62,7 +63,7 @@ def read_decode(
             f"handler {name}: {parameter} does not say how to decode messages ({reason}). Annotate it as {wanted},"
             " where Payload is a pydantic model, a dataclass or a similar class that can be imported at run time"
         ) from None
-    if payload is not UNSAID and subscription.declaration not in map(declaration_of, (payload, *get_args(payload))):
+    if payload is not UNSAID and subscription.declaration not in map(declaration_of, _members(payload)):
         declared = subscription.declaration.kind.__name__
         raise ConfigurationError(f"handler {name}: {parameter} is not for {declared}, which @on names: annotate it so")
     return partial(_decode, subscription.declaration.adapter, ())
@@ -70,14 +71,15 @@ def read_decode(
 
 def decodes_of_older(declaration: Declaration) -> Iterator[tuple[str | None, Decode]]:
     """Yield the versions that `upcast` leads to this one, each with the function that decodes its messages."""
-    ways: list[tuple[Declaration, tuple[Callable[[Any], Any], ...]]] = [(declaration, ())]
+    ways: list[tuple[Declaration, tuple[Step, ...]]] = [(declaration, ())]
     seen = {declaration.version}
     for newer, steps in ways:  # grows meanwhile
         for old, function in newer.older:
             if old.version not in seen:
                 seen.add(old.version)
-                ways.append((old, (function, *steps)))
-                yield old.version, partial(_decode, old.adapter, (function, *steps))
+                longer = ((function, newer.kind), *steps)
+                ways.append((old, longer))
+                yield old.version, partial(_decode, old.adapter, longer)
 
 
 def _resolved(function: Callable[..., Any], annotation: Any) -> Any:
@@ -100,17 +102,25 @@ def _payload_type(annotation: Any, *, takes_batch: bool) -> Any:
     return get_args(annotation)[0]
 
 
-def _decode(adapter: TypeAdapter[Any], steps: Sequence[Callable[[Any], Any]], message: Message) -> Message[Any]:
+def _members(payload: Any) -> Sequence[Any]:
+    """Return the members of a union, or the type itself."""
+    return get_args(payload) if get_origin(payload) in (Union, UnionType) else [payload]
+
+
+def _decode(adapter: TypeAdapter[Any], steps: Sequence[Step], message: Message) -> Message[Any]:
     """Decode the body; `steps` make it the version that the handler takes."""
     try:
         payload = adapter.validate_json(message.body)
-        for step in steps:
-            payload = step(payload)
     except ValidationError as error:
         # Only places and kinds: the messages of pydantic and of validators repeat values of the payload.
         places = [(each["loc"], each["type"]) for each in error.errors(include_url=False, include_input=False)]
         faults = [f"{'.'.join(map(str, loc)) or 'body'}: {kind}" for loc, kind in places]
         raise InvalidPayloadError(message.type, message.message_id, _in_words(faults)) from None
+    for function, kind in steps:
+        payload = function(payload)
+        if not isinstance(payload, kind):
+            returned = f"returned {type(payload).__name__}, not {kind.__name__}"
+            raise TypeError(f"@upcast: {getattr(function, '__qualname__', function)} {returned}")
     return replace(message, payload=payload)
 
 

@@ -140,12 +140,14 @@ class Handlers:
         """
         for handler, neighbours in groupby(messages, self._handler_of):
             assert handler is not None, "`takes` has said yes"  # noqa: S101
-            decoded = map(handler.decode, neighbours) if handler.decode else neighbours  # noqa: B031 (one of the two)
+            # Not by `map`: a StopIteration of a validator would end it, and leave out messages without a word. In this
+            # generator Python makes a RuntimeError of it.
+            decode = handler.decode or _as_it_came
             if handler.takes_batch:
-                yield handler.function, list(decoded)
+                yield handler.function, [decode(message) for message in neighbours]
             else:
-                for message in decoded:
-                    yield handler.function, message
+                for message in neighbours:
+                    yield handler.function, decode(message)
 
     def _handler_of(self, message: Message) -> Handler | None:
         versions = self.by_type.get(message.type) or self.by_type.get(EVERY_OTHER_TYPE, {})
@@ -186,12 +188,17 @@ def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handler
         kinds.add(is_async(function))
     for versions, handler, declaration in declared:  # after all: a handler of the older version itself goes first
         for version, decode in decodes_of_older(declaration):
-            versions.setdefault(version or NO_VERSION, replace(handler, decode=decode))
+            if version is not None or None not in versions:
+                versions.setdefault(version or NO_VERSION, replace(handler, decode=decode))
     if not kinds:
         raise ConfigurationError("a consumer needs at least one handler")
     if len(kinds) == 2:
         raise ConfigurationError("the handlers of one consumer are all `async def` or all plain functions, not both")
     return Handlers(by_type, kinds.pop())
+
+
+def _as_it_came(message: Message) -> Message:
+    return message
 
 
 def name_of_function(function: Callable[..., Any]) -> str:

@@ -150,6 +150,10 @@ class PartitionedConsumer(RunsInBlock):
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._setup.stop.is_set()
+
     def hindrances(self) -> dict[str, Hindrance]:
         """Return why the member cannot work now, by part; empty when it can, even if it holds no partition."""
         setup = self._setup

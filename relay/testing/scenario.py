@@ -1,0 +1,158 @@
+"""A relay and consumers on real servers, for a test from the write to the effect."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from psycopg.sql import SQL
+
+from relay.config.loading import load
+from relay.consume import Consumer
+from relay.engine.node import Node
+from relay.errors import ConfigurationError, OutboxError
+from relay.operate.failures import LookForFailures, look
+from relay.operate.operation import Servers
+from relay.operate.session import session
+from relay.servers.rabbitmq import topology
+
+LOOK_INTERVAL = 0.02  # seconds between two looks at what is waited for
+
+IS_APPLIED = SQL("""
+    SELECT EXISTS (
+        SELECT FROM {schema}.processed_message WHERE message_id = %(message_id)s AND consumer_name = %(consumer)s
+    )
+""")
+PENDING = SQL("""
+    SELECT event_type, aggregate_type, aggregate_id, state FROM {schema}.message_state
+    WHERE state <> 'sent' ORDER BY id LIMIT 5
+""")
+
+
+class Scenario:
+    """Runs a relay and consumers in a block, and waits for what follows from the test's writes.
+
+    async with Scenario(relay_database, relay_broker, Consumer(...), config="relay.toml") as scenario:
+        message_id = place_order(connection)
+        await scenario.until_applied(message_id, "totals")
+
+    A wait that takes too long raises TimeoutError, whose words say what hinders relay and consumers, which rows wait,
+    and what has failed.
+
+    Args:
+        database_url, broker_url: such as the fixtures `relay_database` and `relay_broker` return.
+        consumers: not started yet, with these servers; their inboxes are in this database.
+        config: a relay.toml, whose topology is declared, and whose routes and settings the relay has.
+        timeout: seconds for each wait that is not given others.
+    """
+
+    def __init__(
+        self,
+        database_url: str,
+        broker_url: str,
+        *consumers: Consumer,
+        config: Path | str | None = None,
+        timeout: float = 5,
+    ) -> None:
+        environment = {"RELAY_DATABASE_URL": database_url, "RELAY_BROKER_URL": broker_url}
+        self._settings = load(config=Path(config) if config else None, environ=environment).settings
+        self._consumers = consumers
+        self._timeout = timeout
+        self._node = Node(self._settings)
+        self._running = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Declare the topology, and return when relay and consumers are ready.
+
+        Raises:
+            ConfigurationError: the topology cannot be declared so.
+            TimeoutError: the relay is not ready in time.
+            OutboxError: a server cannot be reached, or a consumer cannot start.
+        """
+        declared = await topology.apply(self._settings.broker, self._settings.topology)
+        if bad := [each for each in declared if each.standing in topology.BAD]:
+            raise ConfigurationError("; ".join(f"{each.kind} {each.name}: {each.words}" for each in bad))
+        async with AsyncExitStack() as stack:
+            relaying = asyncio.create_task(self._node.run(), name="scenario.relay")
+            stack.push_async_callback(self._end, relaying)
+            for consumer in self._consumers:
+                await stack.enter_async_context(consumer)
+            await self.until(lambda: self._node.is_ready() or relaying.done(), "the relay is ready")
+            if relaying.done():
+                relaying.result()
+            self._running = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._running.__aexit__(kind, error, trace)
+
+    async def until_applied(self, message_id: UUID, consumer_name: str, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Return when this consumer has applied the message.
+
+        Raises:
+            TimeoutError: it has not.
+        """
+        values = {"message_id": message_id, "consumer": consumer_name}
+
+        def is_applied() -> bool:
+            with session(self._settings.database) as tables:
+                return bool(tables.execute(IS_APPLIED, values).fetchone()[0])  # type: ignore[index]
+
+        await self.until(
+            lambda: asyncio.to_thread(is_applied), f"{consumer_name} applies {message_id}", timeout=timeout
+        )
+
+    async def until(
+        self,
+        condition: Callable[[], bool | Awaitable[bool]],
+        what: str = "the condition",
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> None:
+        """Return when the condition holds. It is a function or a coroutine function.
+
+        Raises:
+            TimeoutError: it does not; `what` names it.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    held = condition()
+                    if held if isinstance(held, bool) else await held:
+                        return
+                    await asyncio.sleep(LOOK_INTERVAL)
+        except TimeoutError:
+            lines = [f"{what}: not within {seconds:g} s", *await asyncio.to_thread(self._report)]
+        raise TimeoutError("\n  ".join(lines))
+
+    def _report(self) -> list[str]:
+        """Return what may be the cause, a line each."""
+        lines = [f"relay: {part}: {reason}" for part, reason in self._node.hindrances().items()]
+        for consumer in self._consumers:
+            lines += [f"consumer of {consumer.queue}: {part}: {why}" for part, why in consumer.hindrances().items()]
+        try:
+            with session(self._settings.database) as tables:
+                rows = tables.execute(PENDING).fetchall()
+            lines += [f"{state}: {event_type} of {type_} {id_}" for event_type, type_, id_, state in rows]
+            found = self._failures(tuple(consumer.queue for consumer in self._consumers))
+        except OutboxError as error:
+            return [*lines, str(error)]
+        return [*lines, *found] or ["nothing hinders relay and consumers, no row waits, and nothing has failed"]
+
+    def _failures(self, queues: tuple[str, ...]) -> list[str]:
+        at = Servers(self._settings, lambda seconds: session(self._settings.database, timeout=seconds))
+        groups = look.does(at, LookForFailures(queue=queues, held=True)).groups
+        return [
+            f"{each.source}: {each.count} of {each.event_type or 'any type'} at {each.place}: {each.cause}"
+            for each in groups
+        ]
+
+    async def _end(self, relaying: asyncio.Task[None]) -> None:
+        self._node.start_draining()
+        await relaying
