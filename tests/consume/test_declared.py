@@ -127,7 +127,7 @@ def test_a_handler_of_the_older_version_goes_first() -> None:
     assert call([typed, old], b'{"number": 1}')[1] == Third(number=Decimal(1), unit="one")
 
 
-def test_a_handler_without_a_version_goes_before_an_upcast_of_what_has_no_header() -> None:
+def test_a_handler_without_a_version_goes_before_an_upcast() -> None:
     @on(First)
     async def unversioned(message: Message[First], connection: Connection) -> None:
         pass
@@ -135,7 +135,7 @@ def test_a_handler_without_a_version_goes_before_an_upcast_of_what_has_no_header
     assert call([typed, unversioned], b'{"number": 1}') == (unversioned, {"number": 1})
 
 
-def test_a_validator_or_upcast_that_ends_an_iteration_fails_and_leaves_no_message_out() -> None:
+def test_a_validator_that_ends_an_iteration_leaves_no_message_out() -> None:
     @event("Looked up", version=1, key=KEY)
     class Old(Renamed):
         pass
