@@ -61,28 +61,31 @@ def row_of(event: Event | Declared, trace_context: str | None, max_payload_bytes
     size = len(data) if data is not None else len(text.encode()) if text is not None else 0
     if size > max_payload_bytes:
         raise PayloadTooLargeError(event, size, max_payload_bytes)
+    # By position, which is faster: in the order of the fields.
     return NewRow(
-        message_id=event.message_id,
-        aggregate_type=event.aggregate_type,
-        aggregate_id=aggregate_id,
-        event_type=event.event_type,
-        exchange=event.exchange,
-        routing_key=event.routing_key,
-        headers=headers_text(event),
-        content_type=event.content_type,
-        payload=text,
-        payload_bytes=data,
-        available_at=event.available_at,
-        trace_context=trace_context,
+        event.message_id,
+        event.aggregate_type,
+        aggregate_id,
+        event.event_type,
+        event.exchange,
+        event.routing_key,
+        headers_text(event),
+        event.content_type,
+        text,
+        data,
+        event.available_at,
+        trace_context,
     )
 
 
 def key_text(given: str | int | UUID | None) -> str | None:
     """Return an id as the table has it; what is no id is returned as it is, for the check."""
+    if isinstance(given, str) or given is None:
+        return given
     if isinstance(given, UUID):
         return str(given)
     is_number = isinstance(given, int) and not isinstance(given, bool)
-    return str(int(given)) if is_number else given  # type: ignore[arg-type, return-value]  # `int`: also of an Enum
+    return str(int(given)) if is_number else given  # type: ignore[return-value]  # `int`: also of an Enum
 
 
 def _check_text(event: Event, field: str, value: object, *, optional: bool = False, may_be_empty: bool = False) -> None:
