@@ -189,10 +189,12 @@ def _names() -> Iterator[str]:
 
 
 Trial = Callable[[Run], Coroutine[Any, Any, None]]
+RUNS = 3  # for one moment: answers of servers come in another order each time, and a run may pass it by
 
 
 async def moments_of(trial: Trial) -> list[Moment]:
-    """Return the moments of a run that nobody cancels."""
+    """Return the moments of a run that nobody cancels. It is the second one: the first makes what it does not find."""
+    await trial(Run())
     whole = Run()
     await trial(whole)
     return list(whole.passed)
@@ -207,11 +209,14 @@ async def cancel_at(moments: Sequence[Moment], trial: Trial, *, again: int = 0) 
     failed: list[str] = []
     cancelled = 0
     for moment in moments:
-        run = Run(moment, again)
-        try:
-            await trial(run)
-        except AssertionError as error:
-            failed.append(f"{moment}: {error}")
-        cancelled += run.is_cancelled
+        for _ in range(RUNS):
+            run = Run(moment, again)
+            try:
+                await trial(run)
+            except AssertionError as error:
+                failed.append(f"{moment}: {error}")
+            if run.is_cancelled:
+                cancelled += 1
+                break
     assert not failed, "\n".join(failed)
-    assert 2 * cancelled > len(moments), f"of {len(moments)} runs only {cancelled} came to their moment"
+    assert 2 * cancelled > len(moments), f"of {len(moments)} moments runs came to {cancelled} only"
