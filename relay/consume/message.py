@@ -11,11 +11,12 @@ import orjson
 from aiormq.abc import DeliveredMessage
 from typing_extensions import TypeVar
 
+from relay.outbox.declared import VERSION
 from relay.servers.rabbitmq.content_header import UNDECODABLE
 
 Payload_co = TypeVar("Payload_co", default=bytes, covariant=True)
 
-VERSION, WRITER = "x-event-version", "x-outbox-writer"
+WRITER = "x-outbox-writer"
 LONGEST_KEY = 2000  # bytes: PostgreSQL's indexes take 2,704 with the rest of the row; the outbox's own keys have 511
 NO_DAY = date(1970, 1, 1)
 

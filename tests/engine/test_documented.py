@@ -12,11 +12,11 @@ from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, Re
 from relay.consume.apply.fence import EPOCH, PARTITION
 from relay.consume.failed.envelope import FOLDED, OF_FAILURES, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, THE_BROKERS
 from relay.consume.failed.queues import retry_queue_name
-from relay.consume.message import VERSION
 from relay.engine.send.codec import Encoder
 from relay.engine.send.message import LINK, OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, MessageIdentity
 from relay.engine.send.routes import Router
 from relay.operate.messages.message import EDIT_OF
+from relay.outbox.declared import VERSION
 from relay.servers.rabbitmq.content_header import RAW_HEADER, RAW_METHOD, UNDECODABLE
 from tests.consume.effects import running
 from tests.engine.conftest import Outbox, Reader, RunNode
