@@ -105,6 +105,11 @@ def fragment(name: str, **values: Any) -> str:
     return _environment.get_template(name).render(**values)
 
 
+def present() -> str:
+    """Return the console's time, by which a page tells ages."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
 def page(
     request: Request, template: str, /, *, code: int = 200, returned: Returned | None = None, **values: Any
 ) -> HTMLResponse:
@@ -121,7 +126,7 @@ def page(
     returned = returned or returned_form(request)
     common = {
         "identity": identity,
-        "now": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "now": present(),
         "has_logout": console.authentication in WITH_LOGIN,
         "base": console.base,
         "menu": MENU,

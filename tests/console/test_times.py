@@ -1,10 +1,11 @@
 """A moment on a page has its age and the local time next to UTC; without a script it is UTC."""
 
+import asyncio
 import re
 from datetime import UTC, datetime
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from relay.config.settings import Settings
 from relay.console.formats import marked, moment
@@ -57,6 +58,23 @@ async def test_what_comes_later_gets_them_too_also_in_a_sentence(
         await expect(page.locator(".reasons")).to_contain_text(
             re.compile(rf"does not work since {STAMP} \d+ d ago, {LOCAL}, 1 row waits"), timeout=30_000
         )
+
+
+@NEEDS_CHROMIUM
+async def test_a_page_that_is_slow_to_come_tells_the_ages_of_what_comes_later(
+    chromium: Browser, settings: Settings
+) -> None:
+    async def late(route: Route) -> None:
+        answer = await route.fetch()
+        await asyncio.sleep(4)
+        await route.fulfill(response=answer)
+
+    async with serving(settings) as address:
+        page = await chromium.new_page(timezone_id="Asia/Kolkata")
+        await page.goto(address.entrance)
+        await page.route(f"{address}/", late)
+        await page.goto(f"{address}/")
+        await expect(page.locator(".asof")).to_have_text(re.compile(rf"^as of {STAMP} {AGE}, {LOCAL}$"))
 
 
 @NEEDS_CHROMIUM

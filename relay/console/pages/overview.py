@@ -14,7 +14,7 @@ from relay.console.history import EventType, SentRoute
 from relay.console.live import FRAME, PARTS
 from relay.console.sent_curves import sent_curves
 from relay.console.site import Site, site_of
-from relay.console.templates import page
+from relay.console.templates import page, present
 
 FIRST_LOOK = 3.0  # seconds for the first page; it shows that the console still looks then
 
@@ -60,7 +60,7 @@ async def _events(request: Request, site: Site, wanted: Sequence[str]) -> AsyncI
             return
         parts = site.live.parts()
         changed = [name for name in wanted if seen.get(name) != parts[name]]
-        yield _event("beat", "") + "".join(_event(name, parts[name]) for name in changed)
+        yield _event("beat", present()) + "".join(_event(name, parts[name]) for name in changed)
         seen = parts
 
 

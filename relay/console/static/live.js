@@ -47,6 +47,7 @@
 
   function show(name, text) {
     heard = Date.now();
+    if (name === "beat") document.body.dataset.now = text;
     const part = parts.get(name);
     if (part && latest.get(name) !== text) part.innerHTML = text; // the console has escaped what others wrote
     if (name !== "beat") latest.set(name, text);

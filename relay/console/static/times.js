@@ -6,8 +6,12 @@
   const zone = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", timeZoneName: "short" });
   const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
   const whole = new Intl.DateTimeFormat("en-GB", { dateStyle: "full", timeStyle: "long" });
-  // The console's clock, as the browser's may be wrong.
-  const ahead = new Date(document.body.dataset.now).getTime() - Date.now();
+  let ahead = -Infinity; // milliseconds: the console's clock less the browser's, which may be wrong
+
+  // A time that the console sends is past when it comes: the one that took the least is the best, the others say less.
+  function compare() {
+    ahead = Math.max(ahead, new Date(document.body.dataset.now).getTime() - Date.now());
+  }
 
   function length(seconds) {
     const [size, unit] = UNITS.find(([each]) => seconds >= 2 * each) ?? [1, "s"];
@@ -17,7 +21,7 @@
   function age(at) {
     const seconds = Math.round((Date.now() + ahead - at) / 1000);
     if (Math.abs(seconds) > FARTHEST) return "";
-    if (seconds === 0 || seconds === -1) return "now"; // a page takes a while to come
+    if (seconds === 0 || seconds === -1) return "now";
     return seconds > 0 ? `${length(seconds)} ago` : `in ${length(-seconds)}`;
   }
 
@@ -44,7 +48,11 @@
     if (note.textContent !== text) note.textContent = text;
   }
 
-  const showAll = () => document.querySelectorAll("time[datetime]").forEach(show);
+  function showAll() {
+    compare();
+    document.querySelectorAll("time[datetime]").forEach(show);
+  }
+
   new MutationObserver(showAll).observe(document.body, { childList: true, subtree: true });
   setInterval(showAll, 1000);
   showAll();
