@@ -19,8 +19,8 @@ from bench.frame.processes import cpu_seconds
 from bench.frame.run import Bench, Column, Count, Figures, Run, main
 from bench.frame.servers import private_postgres
 from bench.frame.spark_session import use_java
+from relay.testing.servers.folders import temporary_folder
 from tests.support.days import ADD_DAY, NAME
-from tests.support.folders import temporary_folder
 from tests.support.purchases import purchases
 
 JOB = Path(__file__).resolve().parents[1] / "spark" / "outbox_spark" / "jobs" / "archive.py"

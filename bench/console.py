@@ -28,7 +28,7 @@ from bench.frame.watch import watching
 from bench.table import retain
 from relay.consume.classify import Failure, FailureReason
 from relay.consume.failed.envelope import dead_letter
-from tests.support.process import Process, free_port, wait_for
+from relay.testing.servers.process import Process, free_port, wait_for
 
 LIMIT = 300.0  # milliseconds that a page may take, but for the slowest twentieth
 START_SECONDS = 30.0

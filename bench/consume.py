@@ -18,7 +18,7 @@ from bench.frame.run import Bench, Column, Count, Figures, Shown, main
 from bench.frame.servers import Servers, private_servers
 from bench.frame.watch import value, watching
 from bench.programs.consumers import BROKER_URL, CONCURRENCY, DATABASE_URL, ConsumerKind
-from tests.support.process import Process
+from relay.testing.servers.process import Process
 
 POLL = 0.1  # seconds
 TOO_LONG = 600.0  # seconds

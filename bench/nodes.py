@@ -28,7 +28,7 @@ from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, Positive
 from bench.frame.servers import Servers, private_servers
 from bench.frame.watch import value, watching
 from relay.engine.session.session import LANES
-from tests.support.process import Process
+from relay.testing.servers.process import Process
 
 TICK = 0.01  # seconds between two rows of a lane
 BEFORE = 1.0  # seconds of load before a node goes

@@ -25,15 +25,15 @@ from bench.frame.servers import new_database
 from relay.config.settings import DatabaseSettings
 from relay.errors import leaves
 from relay.operate.schema.migrate import migrate
+from relay.testing.servers.folders import temporary_folder
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.faults.checker import Findings, Invariant, Verdict, invalid, report
 from tests.faults.load import Load, under_load
 from tests.support.cluster import Cluster, why_not
 from tests.support.eventually import eventually
-from tests.support.folders import temporary_folder
 from tests.support.pair import Pair
 from tests.support.plain_client import PlainClient, PlainPublisher, PlainWriter, longest_pause
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitServer
 
 TOO_LONG = 90.0  # seconds
 

@@ -28,7 +28,7 @@ from bench.frame.servers import Servers, private_servers
 from bench.frame.watch import value, wait_drained, watching
 from bench.frame.watched_relay import WatchedRelay, watched_relay
 from bench.frame.writers import write_steadily
-from tests.support.process import Process, wait_for
+from relay.testing.servers.process import Process, wait_for
 
 WARM_UP = 3.0  # seconds of live traffic that do not count
 POLL = 0.02  # seconds

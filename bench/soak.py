@@ -23,7 +23,7 @@ from bench.frame.servers import Servers, private_servers
 from bench.frame.watch import wait_drained, watching
 from bench.frame.writers import BATCH, HEAD_START, WRITERS, start_batches, write_steadily, writer_pool
 from bench.programs.taker import running_taker
-from tests.support.process import Process, resident_bytes
+from relay.testing.servers.process import Process, resident_bytes
 
 MINUTE = 60.0
 MIB = 1 << 20

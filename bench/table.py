@@ -27,7 +27,7 @@ from bench.frame.relay import BenchRelay
 from bench.frame.run import Bench, Column, Count, CountOrNone, Figures, main
 from bench.frame.servers import Servers, holding_snapshot, private_servers, require_space, second_database
 from bench.frame.watch import value, wait_until, watching
-from tests.support.process import resident_bytes
+from relay.testing.servers.process import resident_bytes
 
 DAYS = 10  # over which the retained rows are spread; today is the last of them
 KEYS = 20_000

@@ -23,7 +23,7 @@ from demo.servers import BROKER_URL, DATABASE_URL, PLACE, one_demo_at_a_time, se
 from relay.config.loading import load
 from relay.errors import BrokerUnavailableError, DatabaseUnavailableError, OutboxError
 from relay.operate.schema.migrate import migrate
-from tests.support.process import ServerError
+from relay.testing.servers.process import ServerError
 from tests.support.purchases import purchases
 
 TABLES = Path(__file__).resolve().parents[1] / "examples" / "pipeline" / "billing.sql"

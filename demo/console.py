@@ -24,7 +24,7 @@ from demo.stages import COMMANDS, LOOK_EVERY, run_command, running_relay, runnin
 from relay.config.loading import load
 from relay.errors import OutboxError
 from relay.operate.schema.migrate import migrate
-from tests.support.process import Process, ServerError
+from relay.testing.servers.process import Process, ServerError
 
 SETTINGS = Path(__file__).with_name("shop.toml")
 FAULT_WITHIN = 60.0  # seconds

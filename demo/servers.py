@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from demo.report import Report
-from tests.support.postgres import NEWEST, PostgresServer, can_serve_from
-from tests.support.process import ServerError
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.postgres import PostgresServer, can_serve_from
+from relay.testing.servers.process import ServerError
+from relay.testing.servers.rabbitmq import RabbitServer
+from tests.support.releases import NEWEST
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = Path(os.environ.get("DEMO_FOLDER", ROOT / ".demo"))  # tests have their own

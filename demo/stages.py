@@ -15,8 +15,8 @@ import psycopg
 from demo.reconcile import APP_ID, BATCH, VERSION
 from demo.report import Step
 from demo.servers import PLACE, ROOT
+from relay.testing.servers.process import Process, ServerError, free_port
 from tests.support.java import java_home
-from tests.support.process import Process, ServerError, free_port
 
 COMMANDS = Path(sys.executable).parent  # of the .venv that runs us
 JOB = ROOT / "examples" / "pipeline" / "invoices.py"

@@ -21,12 +21,12 @@ from xdist.scheduler import LoadFileScheduling
 
 from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
 from relay.runtime.scrub import Known
-from tests.support import postgres as postgres_programs
+from relay.testing.servers.postgres import PostgresServer, installed
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.support.given import given_postgres, given_rabbitmq
 from tests.support.java import java_home
 from tests.support.log import log_as_before
-from tests.support.postgres import NEWEST, OLDEST, PostgresServer
-from tests.support.rabbitmq import RabbitServer
+from tests.support.releases import NEWEST, OLDEST
 from tests.support.template import template_of
 
 # A busy machine may take its time for one example: no test here asserts how long anything takes. New examples are for
@@ -110,7 +110,7 @@ def postgres_of() -> Iterator[Callable[[int], PostgresServer]]:
 def postgres(request: pytest.FixtureRequest, postgres_of: Callable[[int], PostgresServer]) -> PostgresServer:
     """The server of this test; others use it too, so leave its settings alone."""
     version: int = getattr(request, "param", NEWEST)
-    if not postgres_programs.is_installed(version):
+    if version not in installed():
         pytest.skip(f"PostgreSQL {version} is not installed; as root, `tests/support/packages test` installs it")
     return postgres_of(version)
 

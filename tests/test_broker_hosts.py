@@ -15,8 +15,8 @@ from relay.errors import BrokerUnavailableError
 from relay.servers.rabbitmq import hosts as broker_hosts
 from relay.servers.rabbitmq.connection import connect
 from relay.servers.rabbitmq.hosts import BrokerHost, addresses, in_turn, is_listed
+from relay.testing.servers.process import free_port
 from tests.support.names import Names, resolving
-from tests.support.process import free_port
 from tests.support.proxy import FaultProxy
 
 NAME = "rabbit.test"

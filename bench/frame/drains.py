@@ -14,7 +14,7 @@ from bench.frame.relay import BenchRelay
 from bench.frame.run import Column, Figures, Shown
 from bench.frame.servers import Servers
 from bench.frame.watch import WAL, value, wait_drained, watching
-from tests.support.process import Process
+from relay.testing.servers.process import Process
 
 RATE = Column("msg/s", "rate")
 CPU = (

@@ -20,7 +20,7 @@ from bench.frame.error import BenchmarkError
 from bench.frame.run import Figures
 from bench.frame.servers import Servers
 from bench.frame.watch import wait_until, watching
-from tests.support.process import Process, run
+from relay.testing.servers.process import Process, run
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "peers.txt"

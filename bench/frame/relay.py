@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.frame.error import BenchmarkError
 from bench.frame.notes import NoteReader
 from relay.config.settings import Ordering
-from tests.support.process import Process, wait_for
+from relay.testing.servers.process import Process, wait_for
 
 READY_SECONDS = 30.0
 DRAIN_SECONDS = 20.0

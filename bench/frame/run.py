@@ -28,7 +28,7 @@ from rich.table import Table as TerminalTable
 
 from bench.frame.error import BenchmarkError
 from relay.config.keys import all_keys
-from tests.support.process import ServerError
+from relay.testing.servers.process import ServerError
 
 Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 CountOrNone = Annotated[int, Parameter(validator=validators.Number(gte=0))]

@@ -17,9 +17,9 @@ from bench.frame.processes import CpuMeter, wait_idle
 from bench.frame.queue import bind_queue
 from relay.config.settings import DatabaseSettings
 from relay.operate.schema.migrate import migrate
-from tests.support.folders import temporary_folder
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.folders import temporary_folder
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
 
 FILL_WAL = """
     SELECT count(pg_logical_emit_message(false, '', repeat(md5(n::text), 1 << 15))) FROM generate_series(1, %s) AS n

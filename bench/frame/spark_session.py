@@ -11,7 +11,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from bench.frame.error import BenchmarkError
-from tests.support.folders import temporary_folder
+from relay.testing.servers.folders import temporary_folder
 from tests.support.java import java_home
 
 PACKAGE = "libpostgresql-jdbc-java"

@@ -8,7 +8,7 @@ import psycopg
 
 from bench.frame.error import BenchmarkError
 from relay.engine.session.session import LANES
-from tests.support.process import Process
+from relay.testing.servers.process import Process
 
 POLL = 0.05  # seconds between two looks
 TOO_LONG = 600.0

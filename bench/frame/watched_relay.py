@@ -12,7 +12,7 @@ from bench.frame.servers import Servers
 from bench.frame.watch import watching
 from bench.frame.writers import Commit, writer_pool
 from relay.config.settings import Ordering
-from tests.support.process import Process
+from relay.testing.servers.process import Process
 
 
 @dataclass(frozen=True, slots=True)

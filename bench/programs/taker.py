@@ -13,7 +13,7 @@ from aiormq.abc import DeliveredMessage
 
 from bench.frame.notes import open_notes
 from bench.frame.queue import QUEUE
-from tests.support.process import Process
+from relay.testing.servers.process import Process
 
 PREFETCH = 2000
 ACK_INTERVAL = 0.05  # seconds; an ack for each message would cost more than all the rest

@@ -1,4 +1,4 @@
-"""The tests of the shop, without a broker: `OUTBOX_TEST_SERVER_URL=postgresql://... pytest examples/shop`."""
+"""The tests of the shop, without a broker: `pytest examples/shop`."""
 
 from collections.abc import AsyncIterator
 from decimal import Decimal

@@ -10,8 +10,8 @@ from pamqp.common import FieldTable
 from bench.frame import queue
 from bench.frame.backlog import ROUTING_KEY
 from bench.frame.servers import Servers
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
 
 Forget = Callable[[int], Awaitable[None]]
 

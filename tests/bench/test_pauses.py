@@ -7,11 +7,11 @@ import pytest
 from bench.frame.error import BenchmarkError
 from bench.frame.run import Figures
 from bench.pauses import LoadOptions, count_lost, kill_leader, kill_primary, restart_broker
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.faults.checker import Finding, Findings, Invariant, Verdict
 from tests.support.cluster import Cluster, why_not
 from tests.support.pair import Pair
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitServer
 
 VALID = dict.fromkeys(Invariant, Finding(Verdict.VALID))
 

@@ -23,8 +23,8 @@ from bench.table import (
     memory_after,
     retain,
 )
+from relay.testing.servers.process import resident_bytes
 from tests.bench.conftest import Forget
-from tests.support.process import resident_bytes
 
 ROWS = 500
 RETAINED = 5000

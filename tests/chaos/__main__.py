@@ -15,11 +15,11 @@ from typing import Annotated
 
 from cyclopts import App, Parameter, validators
 
+from relay.testing.servers.folders import temporary_folder
 from tests.chaos import summary
 from tests.chaos.fleet import private_servers
 from tests.chaos.remains import last_words
 from tests.chaos.run import SHORTEST, run
-from tests.support.folders import temporary_folder
 
 Seconds = Annotated[float, Parameter(validator=validators.Number(gte=SHORTEST))]
 

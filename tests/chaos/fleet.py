@@ -16,16 +16,16 @@ from yarl import URL
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.schema.migrate import migrate
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.faults.billing import Writers
 from tests.faults.history import History
 from tests.faults.recorder import Recorder
 from tests.faults.victim import Victim
 from tests.faults.watch import looked_at, watched
-from tests.support.postgres import PostgresServer
-from tests.support.process import free_port
 from tests.support.proxy import FaultProxy
-from tests.support.queues import declare_bound
-from tests.support.rabbitmq import RabbitServer
+from tests.support.queues import declare_bound, keep_queues
 
 WITNESS = "witness"  # the queue that gets everything
 NAMES = ("relay-1", "relay-2", "relay-3")
@@ -122,7 +122,7 @@ async def running_fleet(
     await writers.prepare()
     async with await aio_pika.connect(servers.broker_url) as connection:
         await declare_bound(await connection.channel(), WITNESS)
-    servers.rabbitmq.keep_queues()
+    keep_queues(servers.rabbitmq)
     async with AsyncExitStack() as watching:
         with ExitStack() as killing:
             fleet = Fleet(servers, {}, writers, history)

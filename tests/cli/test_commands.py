@@ -15,9 +15,9 @@ from relay.engine.send.codec import CODEC
 from relay.jobs.job import operator
 from relay.operate.messages.whereabouts import WhyMissing
 from relay.operate.reference import example
+from relay.testing.servers.postgres import PostgresServer
 from tests.cli.command import PASSWORD, Command
 from tests.operate.rows import Rows
-from tests.support.postgres import PostgresServer
 
 STATUS_KEYS = {"pending", "in_flight", "parked", "oldest_pending_age_s", "nodes", "published_total", "state", "reasons"}
 ESCAPE = "\x1b"

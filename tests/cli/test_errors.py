@@ -10,11 +10,11 @@ import pytest
 from psycopg import sql
 
 from relay.cli import main
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.cli.command import PASSWORD, Command, Result
 from tests.operate.rows import Rows
-from tests.support.postgres import PostgresServer
-from tests.support.process import free_port
-from tests.support.rabbitmq import RabbitServer
 
 READING = [["status"], ["parked", "list"], ["parked", "retry", "--all"], ["healthcheck"], ["migrate", "--check"]]
 every_reader = pytest.mark.parametrize("arguments", READING, ids=" ".join)

@@ -10,9 +10,9 @@ import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.schema.migrate import current_revision
+from relay.testing.servers.process import wait_for
 from tests.cli.command import Command
 from tests.operate.rows import Rows
-from tests.support.process import wait_for
 from tests.support.revision import is_at_head
 
 BASE = ["migrate", "--downgrade", "base"]

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 from yarl import URL
 
+from relay.testing.servers.process import Process, wait_for
 from tests.cli.command import RELAY, Command
 from tests.operate.pools import MEMBERS
 from tests.support.eventually import eventually
-from tests.support.process import Process, wait_for
 from tests.support.proxy import FaultProxy, Way
 
 MASTER = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 0 AND objsubid = 2"

@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import pytest
 
+from relay.testing.servers.process import wait_for
 from tests.cli.command import Command
 from tests.operate.rows import Rows
-from tests.support.process import wait_for
 
 # As the relay notes a probe in one transaction; the row keeps its moment when it comes back.
 PROBED = """

@@ -10,12 +10,12 @@ import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.messages.whereabouts import WhyMissing
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import free_port
 from tests.cli.command import PASSWORD, Command
 from tests.operate.inboxes import HOUR, Ends
 from tests.support import pgbouncer
 from tests.support.pgbouncer import PgBouncer, PoolMode
-from tests.support.postgres import PostgresServer
-from tests.support.process import free_port
 from tests.support.roles import granted_roles
 
 KEYS = {

@@ -17,10 +17,10 @@ from cyclopts import App
 from psycopg.conninfo import make_conninfo
 
 from relay.cli.command import app
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.cli.command import Command, Result
-from tests.support.postgres import PostgresServer
-from tests.support.process import free_port
-from tests.support.rabbitmq import RabbitServer
 
 BEFORE, BEHIND = "Kx7qW", "Zp4w9"  # neither is in any message
 SPECIAL = "?/@:#%[],'\" \\&=+"

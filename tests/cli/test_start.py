@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from relay.testing.servers.process import Process, wait_for
 from tests.cli.command import RELAY, Command
-from tests.support.process import Process, wait_for
 
 # Sends itself the signal just before it imports that module. Outside of any package of ours, before the first of them.
 TOLD_AT = """

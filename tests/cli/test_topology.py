@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from relay.config.settings import Settings
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.cli.command import PASSWORD, Command
 from tests.operate.rows import Rows
 from tests.support.definitions import definitions
-from tests.support.process import free_port
-from tests.support.rabbitmq import RabbitServer
 
 LISTED = """
     [[topology.exchanges]]

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from relay.testing.servers.process import free_port
 from tests.cli.command import Command
-from tests.support.process import free_port
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 
-from tests.support.process import free_port
+from relay.testing.servers.process import free_port
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "provider.txt"

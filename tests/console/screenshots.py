@@ -19,13 +19,14 @@ from relay.config.settings import Authentication, BrokerSettings, DatabaseSettin
 from relay.console.access.passwords import PasswordFile
 from relay.operate.operation import Role
 from relay.operate.schema.migrate import migrate
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import Process
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.cli.command import RELAY, Command
 from tests.console.site import PASSWORD, serving
 from tests.console.windows import CHROMIUM, log_in
-from tests.support.postgres import NEWEST, PostgresServer
-from tests.support.process import Process
 from tests.support.queues import declare_bound
-from tests.support.rabbitmq import RabbitServer
+from tests.support.releases import NEWEST
 
 FOLDER = Path(__file__).parents[2] / "docs"
 SECONDS = 90  # of traffic, for the curves

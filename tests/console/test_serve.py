@@ -10,9 +10,9 @@ import httpx
 
 from relay.config.settings import Settings
 from relay.runtime.listen import listen
+from relay.testing.servers.process import free_port, is_listening
 from tests.cli.command import RELAY, Command
 from tests.support.eventually import eventually
-from tests.support.process import free_port, is_listening
 
 
 async def test_it_prints_its_address_and_ends_with_0_while_a_page_is_open(settings: Settings, tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from playwright.async_api import Browser, Page, expect
 
 from relay.config.settings import Settings
 from relay.operate.operation import Role
+from relay.testing.servers.process import free_port, is_listening
 from tests.cli.command import RELAY, Command
 from tests.console.rows import waiting
 from tests.console.site import serving, users
 from tests.console.windows import NEEDS_CHROMIUM, expect_login, log_in
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
-from tests.support.process import free_port, is_listening
 from tests.support.proxy import FaultProxy, Way
 
 pytestmark = NEEDS_CHROMIUM

@@ -13,10 +13,10 @@ from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, WorkPolicy
 from relay.consume.apply.handlers import AsyncHandler, SyncHandler
 from relay.servers.postgres.database import connect_async
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume import delivery_timeout
 from tests.consume.effects import CONSUMER, EFFECTS, MakeConsumer, Queue, Table
 from tests.consume.sqlalchemy_handlers import KINDS, engine_url
-from tests.support.rabbitmq import RabbitServer
 from tests.support.raw_client import RawClient
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import psycopg
 
 from relay.consume import Message, WorkPolicy, on
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.effects import count
 from tests.consume.policies import QUICK
-from tests.support.rabbitmq import RabbitServer
 
 TIMEOUT = 2000  # milliseconds; the lowest that leaves a busy machine time to apply a message
 LOOK = 300  # milliseconds between two looks of a channel at its deliveries, up to RabbitMQ 4.2

@@ -9,9 +9,9 @@ import aio_pika
 import pytest
 from yarl import URL
 
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.effects import Queue
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import RabbitServer
 from tests.support.versions import rabbitmq_version
 
 PAGE = Path(__file__).parents[2] / "docs" / "consumer.md"

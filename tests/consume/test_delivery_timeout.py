@@ -10,12 +10,12 @@ from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.delivery_timeout import TIMEOUT, WORK, Hanging
 from tests.consume.effects import MakeConsumer, Queue, Table, count, running
 from tests.support.events import named, times
 from tests.support.eventually import eventually
 from tests.support.proxied import proxied
-from tests.support.rabbitmq import RabbitServer
 from tests.support.versions import rabbitmq_version
 
 TRIES = 30  # of the consumer's backoff, together longer than the time-out

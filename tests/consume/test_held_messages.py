@@ -15,11 +15,11 @@ from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, Wo
 from relay.consume.classify import Failure
 from relay.consume.failed.copies import Copies, Offer
 from relay.consume.failed.held_table import Head, HeldTable
+from relay.testing.servers.process import Process
 from tests.consume.effects import CONSUMER, MakeConsumer, Queue, Stumbling, Table, count, running
 from tests.consume.policies import QUICK, SEVERAL_MINUTES, SOON
 from tests.consume.process import BURDEN, COMMAND, environment
 from tests.support.eventually import eventually
-from tests.support.process import Process
 from tests.support.proxied import proxied
 from tests.support.publication import publish_all
 

@@ -11,9 +11,9 @@ from relay.consume import Backoff, Consumer, Inbox, Message, WorkPolicy, on, run
 from relay.consume.lifecycle import RunsInBlock
 from relay.errors import BrokerUnavailableError, QueueMissingError, UsageError
 from relay.runtime.hindrance import Hindrance
+from relay.testing.servers.process import free_port
 from tests.consume.effects import MakeConsumer, Queue, Table, count, running
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 from tests.support.proxied import proxied, with_port
 from tests.support.proxy import FaultProxy
 

@@ -10,15 +10,15 @@ from structlog.testing import capture_logs
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
+from relay.testing.servers.process import Process
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.effects import CONSUMER, Queue, Table, count, running
 from tests.consume.policies import QUICK
 from tests.consume.process import COMMAND, environment
 from tests.support.events import assert_told_once, times
 from tests.support.eventually import eventually
-from tests.support.process import Process
 from tests.support.proxied import proxied
 from tests.support.proxy import Act, Way
-from tests.support.rabbitmq import RabbitServer
 
 OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'outbox-consumer%'"
 WAITING = f"SELECT pid {OURS} AND wait_event_type = 'Lock'"

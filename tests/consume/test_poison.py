@@ -13,11 +13,11 @@ import pytest
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
 from relay.errors import ConfigurationError
+from relay.testing.servers.process import Process
 from tests.consume.effects import MakeConsumer, Queue, Stumbling, Table, count, running
 from tests.consume.policies import QUICK, SEVERAL_MINUTES
 from tests.consume.process import COMMAND, POISON, environment
 from tests.support.eventually import eventually
-from tests.support.process import Process
 from tests.support.proxied import proxied
 
 LIMIT = 3  # the lowest

@@ -16,15 +16,15 @@ from yarl import URL
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Retries, Transient, WorkPolicy, on
 from relay.errors import QueueUnfitError
+from relay.testing.servers.process import Process
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.effects import MakeConsumer, Queue, Stumbling, Table, count, running
 from tests.consume.policies import QUICK, SOON
 from tests.consume.process import BURDEN, COMMAND, environment
 from tests.support.events import times
 from tests.support.eventually import eventually
-from tests.support.process import Process
 from tests.support.proxied import proxied
 from tests.support.proxy import Act, Way
-from tests.support.rabbitmq import RabbitServer
 
 ONE_STEP = Retries(attempts=3, initial=0.05, maximum=0.05, jitter=0.0)
 RETRY_ARGUMENTS: dict[str, Any] = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
+from relay.testing.servers.process import Process
 from tests.consume.effects import Queue
 from tests.consume.process import environment
-from tests.support.process import Process
 
 Start = Callable[[str], Process]
 

@@ -21,6 +21,7 @@ from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.message import Delivery
 from relay.consume.pool import PartitionedConsumer
 from relay.errors import ConfigurationError, DatabaseUnavailableError, InboxUnavailableError
+from relay.testing.servers.process import free_port
 from tests.consume.effects import CONSUMER, Queue, Table, delivered, running
 from tests.consume.policies import QUICK
 from tests.consume.sqlalchemy_handlers import (
@@ -34,7 +35,6 @@ from tests.consume.sqlalchemy_handlers import (
     engine_url,
 )
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 
 
 @asynccontextmanager

@@ -16,11 +16,11 @@ from relay.errors import (
     QueueMissingError,
     SchemaError,
 )
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.effects import MakeConsumer, Queue, Table, count, count_together, running
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 from tests.support.proxied import with_port
-from tests.support.rabbitmq import RabbitServer
 
 
 def test_an_order_that_is_none_is_refused(inbox: Inbox) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.container.debian import postgres_container, rabbitmq_container
 from tests.container.podman import Podman, missing, private_podman
 from tests.container.run import RelayImage
-from tests.support.postgres import NEWEST, PostgresServer
-from tests.support.rabbitmq import RabbitServer
+from tests.support.releases import NEWEST
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from relay.testing.servers.process import free_port, wait_for
 from tests.container.podman import BASE, Podman
 from tests.support.given import GivenPostgres, GivenRabbit
-from tests.support.process import free_port, wait_for
 
 PASSWORD = "opensesame"
 

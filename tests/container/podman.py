@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from relay.testing.servers.folders import temporary_folder
+from relay.testing.servers.process import ServerError
 from tests.cli.command import Result
-from tests.support.folders import temporary_folder
-from tests.support.process import ServerError
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/python:3.13-slim-trixie"

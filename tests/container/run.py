@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from relay.testing.servers.process import free_port, wait_for
 from tests.cli.command import Result
 from tests.container.podman import Podman
 from tests.http.site import Site
-from tests.support.process import free_port, wait_for
 
 STRICT = (
     "--network=host",  # where the tests' servers are

@@ -10,12 +10,12 @@ from pathlib import Path
 import aio_pika
 import pytest
 
+from relay.testing.servers.process import ServerError, free_port, wait_for
 from tests.container.debian import PASSWORD, build
 from tests.container.podman import ROOT, Podman
 from tests.container.run import Container
 from tests.http.site import Site
 from tests.support.eventually import eventually
-from tests.support.process import ServerError, free_port, wait_for
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(900)]
 

@@ -14,13 +14,13 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 import relay as package
+from relay.testing.servers.process import wait_for
 from tests.container.podman import BASE, ROOT, Podman
 from tests.container.run import RelayImage
 from tests.container.witness import LEFT, WITNESS, has_none, number, witness
 from tests.faults.billing import WRITTEN, Writers
 from tests.faults.checker import Checker, Invariant, assert_valid
 from tests.support.eventually import eventually
-from tests.support.process import wait_for
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(600)]  # the first test builds the image
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.container.podman import NEWEST, ROOT, Podman
-from tests.support.postgres import NEWEST as SERVER
+from tests.support.releases import NEWEST as SERVER
 from tests.support.versions import Versions, documented, two_numbers
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(3000)]

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from outbox_spark.jobs.archive import _parser
+from relay.testing.servers.process import free_port
 from tests.support.java import java_home
-from tests.support.process import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = ROOT / "config" / "spark-entrypoint"

@@ -18,9 +18,9 @@ from relay.errors import AccessError, BusyError, NotFoundError
 from relay.operate.letters import queue as reading
 from relay.operate.letters.letter import LetterSelection
 from relay.operate.letters.read import list_letters, show_letter
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.dead_letters.letters import DEAD, FAILED_AT, QUORUM, Letters
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import RabbitServer
 
 
 @pytest.mark.parametrize(

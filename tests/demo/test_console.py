@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from relay.testing.servers.folders import temporary_folder
+from relay.testing.servers.process import free_port, wait_for
 from tests.demo.processes import processes_of, started
-from tests.support.folders import temporary_folder
-from tests.support.process import free_port, wait_for
 
 SOON = 60  # seconds, on a busy machine
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from relay.testing.servers.folders import temporary_folder
+from relay.testing.servers.process import free_port, wait_for
 from tests.demo.processes import processes_of, started
-from tests.support.folders import temporary_folder
-from tests.support.process import free_port, wait_for
 
 PURCHASES = 500
 UNREADABLE = " 00007 19970199  1   10.00\n"

@@ -15,10 +15,10 @@ from relay.config.settings import Route, Settings
 from relay.config.topology import Binding, Exchange, Queue, TopologySettings
 from relay.config.topology import ExchangeType as Type
 from relay.operate.doctor.finding import Finding, Verdict
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.doctor.broker_findings import at, changed, findings_of, verdict
 from tests.operate.rows import Rows
 from tests.support.queues import declare_bound
-from tests.support.rabbitmq import RabbitServer
 
 QUARANTINE = """
     INSERT INTO outbox.quarantine (exchange, routing_key, reason) VALUES ('outbox', 'customer.Paid', 'NO_ROUTE')

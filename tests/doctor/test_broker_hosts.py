@@ -14,11 +14,11 @@ from yarl import URL
 from relay.config.settings import Settings
 from relay.config.topology import Queue, QueueType, TopologySettings
 from relay.operate.doctor.finding import Verdict
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.doctor.broker_findings import at, changed, findings_of, look, verdict
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 from tests.support.queues import declare_bound
-from tests.support.rabbitmq import RabbitServer
 
 MAX_MESSAGE_SIZE = 1_000_000  # of the other broker
 NOBODY = "127.0.0.1:1"

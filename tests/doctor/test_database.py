@@ -14,11 +14,11 @@ from relay.operate.doctor import database as part
 from relay.operate.doctor import server
 from relay.operate.doctor.finding import Finding
 from relay.operate.schema.migrate import migrate
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import wait_for
 from tests.doctor.findings import FAILED, OK, SKIPPED, WARNING, at, look, operator, verdicts
 from tests.support import pgbouncer
 from tests.support.pgbouncer import PgBouncer, PoolMode
-from tests.support.postgres import PostgresServer
-from tests.support.process import wait_for
 
 BACKLOG = """
     INSERT INTO outbox.message (aggregate_type, event_type, payload)

@@ -7,9 +7,9 @@ import pytest
 
 from relay.config.settings import Settings
 from relay.operate.doctor.database import examine_database
+from relay.testing.servers.process import free_port
 from tests.doctor.findings import FAILED, OK, WARNING, at, look, operator
 from tests.support.pair import Pair
-from tests.support.process import free_port
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from relay.operate.doctor.rights import FUNCTIONS, TABLES, TRIGGERS
 from relay.operate.holders import foreign_locks
 from relay.operate.status import read_status
 from relay.servers.postgres.tables import Tables
+from relay.testing.servers.postgres import PostgresServer
 from tests.doctor.findings import OK, WARNING, look, operator
-from tests.support.postgres import PostgresServer
 from tests.support.roles import granted_roles
 
 pytestmark = pytest.mark.every_postgres

@@ -9,8 +9,8 @@ import pytest
 
 from relay.config.settings import Settings
 from relay.operate.doctor.rights import GRANTS, Grant
+from relay.testing.servers.postgres import PostgresServer
 from tests.doctor.findings import FAILED, OK, SKIPPED, WARNING, at, look, operator
-from tests.support.postgres import PostgresServer
 from tests.support.roles import SCRIPT, granted_roles
 
 CHECK = "database.rights"

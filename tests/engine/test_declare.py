@@ -13,12 +13,12 @@ from yarl import URL
 from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import Binding, Exchange, Queue, QueueType, TopologySettings
 from relay.engine.node import Node
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.definitions import definitions
 from tests.support.eventually import eventually
 from tests.support.proxied import proxied
 from tests.support.proxy import Act, FaultProxy, Way
-from tests.support.rabbitmq import RabbitServer
 
 TOPOLOGY = TopologySettings(
     exchanges=(Exchange(name="billing"),),

@@ -16,9 +16,9 @@ from relay.engine.send.broker_link import BrokerLink, LinkVerdict
 from relay.engine.send.probe import Prober
 from relay.engine.send.routes import Router
 from relay.servers.rabbitmq.connection import connect
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import RabbitServer
 
 Ask = Callable[..., Awaitable[str]]
 

@@ -23,12 +23,12 @@ from relay.operate.holders import HeldUp, held_up
 from relay.operate.parked.read import ParkedSelection, first_parked
 from relay.operate.status import read_status
 from relay.servers.postgres.tables import Tables
+from relay.testing.servers.postgres import PostgresServer
 from tests.doctor.findings import OK, WARNING, look
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.bulk import operate, retry
 from tests.support.eventually import eventually
 from tests.support.plans import EXPLAIN, scans
-from tests.support.postgres import PostgresServer
 from tests.support.roles import granted_roles
 
 COPY_TO_ALL = {"headers": Json({"CC": ["everything"]})}  # parked: `broker.sender_selected_distribution` is off

@@ -9,9 +9,9 @@ import pytest
 
 from bench.frame.processes import peak_bytes
 from relay.runtime.memory import MIB, RESERVED
+from relay.testing.servers.process import Process
 from tests.engine.conftest import Outbox, Reader
 from tests.support.eventually import eventually
-from tests.support.process import Process
 
 RELAY = Path(sys.executable).with_name("relay")
 LIMIT = (136 if sys.version_info >= (3, 14) else 128) * MIB

@@ -9,9 +9,9 @@ from pydantic import SecretStr
 
 from relay.config.settings import Ordering, Route, Settings
 from relay.engine.settle.mark import KEPT
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import RabbitServer
 from tests.support.roles import SCRIPT
 
 

@@ -25,11 +25,11 @@ from relay.operate.messages.whereabouts import whereabouts
 from relay.operate.routes.quarantine import Changed, list_routes, probe, reroute
 from relay.operate.routes.work import order_discard
 from relay.operate.session import session
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.follower import IN_ORDER, unhurried
 from tests.support.bulk import run_rows
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import RabbitServer
 
 
 async def test_with_nothing_bound_rows_wait_unharmed_until_something_is(

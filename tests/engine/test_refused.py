@@ -9,9 +9,9 @@ from aio_pika.abc import AbstractChannel
 
 from relay.config.settings import Settings
 from relay.engine.send.message import OURS
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import RabbitServer
 
 
 async def test_what_is_too_large_is_parked_unsent(outbox: Outbox, queue: Reader, run_node: RunNode) -> None:

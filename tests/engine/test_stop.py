@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from relay.config.settings import BrokerSettings, DatabaseSettings
+from relay.testing.servers.process import Process
 from tests.cli.command import RELAY, Command
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
-from tests.support.process import Process
 from tests.support.proxied import proxied
 from tests.support.proxy import Way
 

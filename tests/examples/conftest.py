@@ -10,10 +10,10 @@ from relay.config.loading import load
 from relay.config.settings import Settings
 from relay.servers.postgres.database import connect_async
 from relay.servers.rabbitmq import topology
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.engine.conftest import channel, outbox, run_node
 from tests.examples.invoices import DOWNSTREAM, EXAMPLE, TABLES, InvoiceExample
 from tests.migrations.conftest import empty_database
-from tests.support.rabbitmq import RabbitServer
 
 __all__ = ["channel", "empty_database", "outbox", "run_node"]
 

@@ -14,11 +14,11 @@ from yarl import URL
 
 from examples.invoices.worker import QUEUE
 from relay.config.settings import Settings
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.faults.victim import Victim
 from tests.http.site import Site
-from tests.support.process import free_port
 from tests.support.proxy import FaultProxy
-from tests.support.rabbitmq import RabbitServer
 
 EXAMPLE = Path("examples/invoices").resolve()
 DEAD = f"{QUEUE}.dead"

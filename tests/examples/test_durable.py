@@ -13,11 +13,12 @@ from random import Random
 import psycopg
 import pytest
 
+from relay.testing.servers.process import run
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.cli.command import RELAY
 from tests.faults.victim import Victim
 from tests.support.eventually import eventually
-from tests.support.process import run
-from tests.support.rabbitmq import RabbitServer
+from tests.support.queues import keep_queues
 
 TOPOLOGY = Path("examples/durable/relay.toml").resolve()
 SEED_VARIABLE = "TEST_SEED"  # the seed of an earlier run, to run it again
@@ -58,7 +59,7 @@ class Example:
 
     async def start(self) -> None:
         run([RELAY, "topology", "apply"], environment=self._environment)
-        self._broker.keep_queues()
+        keep_queues(self._broker)
         await self.consumer.start()
         await self.producer.start()
 

@@ -12,10 +12,10 @@ from aio_pika.abc import AbstractChannel
 from psycopg.types.json import Json
 
 from relay.config.settings import Settings
+from relay.testing.servers.process import Process
 from tests.engine.conftest import Outbox, RunNode
 from tests.prose.pages import programs
 from tests.support.eventually import eventually
-from tests.support.process import Process
 from tests.support.queues import declare_bound
 
 QUEUE = "billing.totals"

@@ -9,12 +9,12 @@ from typing import LiteralString
 import pytest
 
 from examples.invoices.worker import QUEUE
+from relay.testing.servers.process import resident_bytes
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.engine.conftest import RunNode
 from tests.examples.invoices import DEAD, REMEMBERED, SENT, WORKED_ON, InvoiceExample, proxy_to
 from tests.faults.victim import Victim
 from tests.support.eventually import eventually
-from tests.support.process import resident_bytes
-from tests.support.rabbitmq import RabbitServer
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
 

@@ -15,10 +15,10 @@ from relay.config.settings import Settings
 from relay.consume.pool.candidate import candidate_beside
 from relay.servers.postgres.database import connect_async
 from relay.servers.rabbitmq import topology
+from relay.testing.servers.process import Process
 from tests.engine.conftest import RunNode
 from tests.examples.invoices import ISSUE, TABLES
 from tests.support.eventually import eventually
-from tests.support.process import Process
 
 EXAMPLE = Path("examples/partitions").resolve()
 

@@ -16,10 +16,10 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from relay.config.settings import DatabaseSettings
+from relay.testing.servers.process import Process, run
 from tests.cli.command import RELAY
 from tests.prose.pages import programs
 from tests.support.eventually import eventually
-from tests.support.process import Process, run
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(1200)]
 

@@ -15,11 +15,11 @@ import pytest
 from relay.config.loading import load
 from relay.config.settings import Settings
 from relay.servers.rabbitmq import topology
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import Process, free_port, is_listening
 from tests.engine.conftest import RunNode
 from tests.http.site import Site
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
-from tests.support.process import Process, free_port, is_listening
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "shop"

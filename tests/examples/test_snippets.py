@@ -8,10 +8,10 @@ from pathlib import Path
 import psycopg
 
 from relay.config.settings import DatabaseSettings
+from relay.testing.servers.process import Process, run
 from tests.cli.command import RELAY
 from tests.prose.pages import programs
 from tests.support.eventually import eventually
-from tests.support.process import Process, run
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/configuration.md", "docs/consumer.md", "docs/metrics.md", "docs/partitioned-consumers.md"]

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.rabbitmq import RabbitServer
 
 ALARMS = {
     "memory": (["set_vm_memory_high_watermark", "absolute", "1MB"], ["set_vm_memory_high_watermark", "0.4"]),

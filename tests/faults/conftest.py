@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import ServerError
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.chaos.fleet import FleetServers
 from tests.engine.conftest import channel, outbox, queue, refused_by_broker, run_node, writer
 from tests.faults.alarms import ALARMS, Alarm
 from tests.support.cluster import Cluster, why_not
-from tests.support.postgres import PostgresServer
-from tests.support.process import ServerError
-from tests.support.rabbitmq import RabbitServer
 from tests.support.volume import small_volume
 
 # The engine's fixtures, for drills in one process.

@@ -18,6 +18,7 @@ from tests.faults.load import Load, under_load
 from tests.faults.victim import Victim
 from tests.support.cluster import Cluster, Node
 from tests.support.plain_client import PlainPublisher
+from tests.support.queues import keep_queues
 
 MAX_IN_FLIGHT = 200
 
@@ -105,7 +106,7 @@ async def failover(
                 scene = Failover(cluster, vhost, leader, followers, load, victims, reference)
                 await load.comes_on(60)
                 for node in cluster.nodes:
-                    await asyncio.to_thread(node.keep_queues)
+                    await asyncio.to_thread(keep_queues, node)
                 yield scene
                 measuring.cancel()
         finally:

@@ -15,6 +15,7 @@ from relay.consume import Consumer, Inbox, Message, on
 from relay.engine.node import Node
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.schema.migrate import migrate
+from relay.testing.servers.postgres import PostgresServer, installed
 from tests.console.filled import fill
 from tests.consume.effects import running
 from tests.doctor.findings import at, look
@@ -22,8 +23,8 @@ from tests.faults.load import relaying, under_load
 from tests.faults.relay_sessions import with_database
 from tests.prose.pages import programs
 from tests.support.eventually import eventually
-from tests.support.postgres import NEWEST, OLDEST, PostgresServer, is_installed
 from tests.support.queues import declare_bound
+from tests.support.releases import NEWEST, OLDEST
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -70,7 +71,7 @@ class Move:
 
 @pytest.fixture
 def move() -> Iterator[Move]:
-    if not is_installed(OLDEST):
+    if OLDEST not in installed():
         pytest.skip(f"PostgreSQL {OLDEST} is not installed; as root, `tests/support/packages test` installs it")
     with PostgresServer(OLDEST, settings={"wal_level": "logical"}) as old, PostgresServer(NEWEST) as new:
         blue = old.create_database("app")

@@ -9,11 +9,11 @@ from aio_pika.abc import AbstractQueue
 
 from relay.config.settings import Settings
 from relay.engine.node import Node
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.faults.alarms import Alarm
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound
-from tests.support.rabbitmq import RabbitServer
 
 pytestmark = pytest.mark.drills
 

@@ -9,11 +9,11 @@ from yarl import URL
 
 from relay.config.settings import Settings
 from relay.engine.node import Node
+from relay.testing.servers.process import free_port
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import to_hosts, two_hosts, with_url
 from tests.support.eventually import eventually
 from tests.support.names import Names, resolving
-from tests.support.process import free_port
 from tests.support.proxy import FaultProxy, Way
 
 NAME = "rabbit.test"

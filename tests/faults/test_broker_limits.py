@@ -14,15 +14,15 @@ from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
 from relay.consume import Consumer, Inbox
 from relay.engine.node import Node
 from relay.errors import BrokerUnavailableError, OutboxError
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.effects import count
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.alarms import Alarm
 from tests.support.events import named
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 from tests.support.proxied import with_port
 from tests.support.proxy import FaultProxy
-from tests.support.rabbitmq import RabbitServer
 
 WATCHED = 4.0  # seconds
 # After 0.1 s, the waits double up to 3 s, each shortened by chance; so there is room for seven tries.

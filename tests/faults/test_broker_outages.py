@@ -13,14 +13,15 @@ from yarl import URL
 
 from relay.config.settings import Settings
 from relay.servers.rabbitmq import connection as broker
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import broker_host, to_hosts, two_hosts
 from tests.faults.load import relaying, under_load
 from tests.support.deaf import DeafProxy
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 from tests.support.proxy import FaultProxy, Way
-from tests.support.rabbitmq import RabbitServer
+from tests.support.queues import keep_queues
 
 USER = "revoked"
 
@@ -177,7 +178,7 @@ async def test_a_broker_that_is_restarted_under_load_is_waited_for(
         theirs = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": SecretStr(url)})})
         async with under_load(database_url, url) as load, relaying(theirs) as node:
             await load.comes_on()
-            await asyncio.to_thread(own.keep_queues)
+            await asyncio.to_thread(keep_queues, own)
 
             await asyncio.to_thread(own.stop, how)
             await eventually(lambda: "Connect" in node.hindrances().get("broker", ""), "it says that nobody is there")

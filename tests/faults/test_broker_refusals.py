@@ -11,11 +11,11 @@ from yarl import URL
 
 from relay.config.settings import Settings
 from relay.engine.row import Outcome
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.faults.hosts import to_hosts
 from tests.support.eventually import eventually
 from tests.support.proxy import Act, FaultProxy, Way
-from tests.support.rabbitmq import RabbitServer
 
 REFUSALS = 8  # of a queue that stays full
 LARGEST = 100_000  # bytes that this broker takes; by itself 128 MiB

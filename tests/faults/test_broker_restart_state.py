@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from relay.config.settings import BrokerSettings, Settings
 from relay.config.topology import Binding, Exchange, Queue, TopologySettings
 from relay.consume import Consumer, Inbox, WorkPolicy
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.effects import Queue as Consumed
 from tests.consume.effects import Table, running
 from tests.consume.policies import QUICK
@@ -19,7 +20,6 @@ from tests.engine.conftest import Outbox, RunNode
 from tests.http.consumers import Hanging, inbox, table
 from tests.support.definitions import definitions
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import RabbitServer
 
 __all__ = ["inbox", "table"]
 

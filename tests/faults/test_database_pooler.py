@@ -12,12 +12,12 @@ import pytest
 from relay.config.settings import Settings
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.servers.postgres.database import connect_async, require_session
+from relay.testing.servers.postgres import PostgresServer
 from tests.cli.command import Command
 from tests.faults.load import relaying, under_load
 from tests.faults.relay_sessions import with_database
 from tests.support import pgbouncer
 from tests.support.pgbouncer import PgBouncer, PoolMode
-from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.skipif(
     not pgbouncer.is_installed(),

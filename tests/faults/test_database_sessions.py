@@ -19,11 +19,11 @@ from relay.config.settings import DatabaseSettings, RelaySettings, Settings
 from relay.engine.session.session import LaneSession
 from relay.operate.schema.migrate import migrate
 from relay.servers.postgres.database import kind_of_loss
+from relay.testing.servers.postgres import PostgresServer
 from tests.faults.load import relaying, under_load
 from tests.faults.relay_sessions import RELAY_SESSIONS, reasons, with_database
 from tests.support.events import Events
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
 from tests.support.proxied import proxied
 from tests.support.proxy import Way
 from tests.support.queues import declare_bound

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from relay.config.settings import Settings
+from relay.testing.servers.process import free_port
 from tests.faults.checker import Invariant, assert_valid
 from tests.faults.delivery_path import NOTICED_WITHIN, RECOVERY, SPAN
 from tests.faults.history import Healed, Injected, Reach
 from tests.faults.scene import Scene, scene
 from tests.faults.victim import Victim
 from tests.faults.watch import watched
-from tests.support.process import free_port
 from tests.support.proxy import Way
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(180)]

@@ -11,10 +11,10 @@ from relay.config.settings import BrokerSettings
 from relay.errors import NotAcceptedError
 from relay.outbox import Event
 from relay.publisher import DurablePublisher
+from relay.testing.servers.process import Process
 from tests.engine.conftest import Reader
 from tests.publisher.events import first_of_each, is_direct, measured, publish_all
 from tests.support.eventually import eventually
-from tests.support.process import Process
 from tests.support.proxied import proxied
 from tests.support.volume import fill
 

@@ -11,9 +11,9 @@ from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings, Settings
 from relay.operate.schema.migrate import migrate
+from relay.testing.servers.postgres import PostgresServer
 from tests.faults.load import relaying, under_load
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
 from tests.support.volume import fill
 
 # It ends at its failure, rather than to recover and fail again until there is room, and takes little room until then.

@@ -9,11 +9,11 @@ import pytest
 
 from relay.operate.doctor.finding import Verdict
 from relay.operate.schema.migrate import migrate
+from relay.testing.servers.postgres import PostgresServer
 from tests.doctor.findings import at, look, verdicts
 from tests.engine.conftest import Outbox
 from tests.faults.victim import relay_victim
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
 
 SMALL = {"max_notify_queue_pages": "64"}  # 512 KB; servers before release 17 have 8 GB
 ASLEEP = "SELECT pg_advisory_lock_shared(hashtextextended('outbox.doorbell', 0))"

@@ -34,6 +34,8 @@ from relay.outbox import Event, add
 from relay.publisher import DurablePublisher
 from relay.retention.drop import Retention
 from relay.servers.postgres.pooler import Lends, lends
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import free_port
 from tests.cli.command import Command
 from tests.cli.tree import TREE
 from tests.consume.effects import EFFECTS, QUEUE, Queue, Table, count
@@ -44,8 +46,6 @@ from tests.publisher.events import NOWHERE, measured
 from tests.support import pgbouncer
 from tests.support.eventually import eventually
 from tests.support.pgbouncer import PgBouncer, PoolMode
-from tests.support.postgres import PostgresServer
-from tests.support.process import free_port
 from tests.support.queues import declare_bound
 
 pytestmark = pytest.mark.skipif(

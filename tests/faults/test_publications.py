@@ -11,10 +11,11 @@ from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, DatabaseSettings, Route, Settings, Unroutable
 from relay.operate.schema.migrate import migrate
+from relay.testing.servers.postgres import PostgresServer, installed
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.support.eventually import eventually
-from tests.support.postgres import NEWEST, OLDEST, PostgresServer, is_installed
 from tests.support.publication import publish_all
+from tests.support.releases import NEWEST, OLDEST
 
 # A subscriber finds a deleted row by what it gets of it. Before PostgreSQL 18 that has no `lane`. Later ones send it,
 # and the expression of the subscriber must not make another.
@@ -56,7 +57,7 @@ async def test_a_relay_sends_parks_and_sets_aside_under_a_publication_of_all_tab
 @pytest.fixture(params=[OLDEST, NEWEST])
 def logical(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     """A server whose log has what a subscriber needs."""
-    if not is_installed(request.param):
+    if request.param not in installed():
         pytest.skip(f"PostgreSQL {request.param} is not installed; as root, `tests/support/packages test` installs it")
     with PostgresServer(request.param, settings={"wal_level": "logical"}) as server:
         yield server

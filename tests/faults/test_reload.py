@@ -17,6 +17,8 @@ from yarl import URL
 
 from relay.config.settings import Settings
 from relay.engine.reload import reloading
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.cli.command import RELAY, Command
 from tests.engine.conftest import Outbox, Reader
 from tests.faults.evidence import drain
@@ -24,10 +26,8 @@ from tests.faults.hosts import two_hosts
 from tests.faults.load import under_load
 from tests.faults.victim import Victim
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 from tests.support.proxy import FaultProxy
 from tests.support.queues import declare_bound
-from tests.support.rabbitmq import RabbitServer
 
 NAME = "rabbit.test"
 

@@ -21,6 +21,8 @@ from relay.consume import Consumer, Inbox, WorkPolicy
 from relay.consume.pool import PartitionedConsumer
 from relay.outbox import Event
 from relay.publisher import DurablePublisher
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.conftest import queue as consumed
 from tests.consume.conftest import table
 from tests.consume.effects import CONSUMER, Queue, Table, count, running
@@ -31,8 +33,6 @@ from tests.engine.conftest import Outbox, Reader
 from tests.http.conftest import StartRelay, start_relay
 from tests.support.eventually import eventually
 from tests.support.logins import BrokerLogin, DatabaseLogin, Login
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitServer
 
 __all__ = ["consumed", "partitions", "start_relay", "table"]  # fixtures of those parts
 

@@ -11,13 +11,13 @@ import aio_pika
 import psycopg
 import pytest
 
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
+from relay.testing.servers.server import PrivateServer
 from tests.engine.conftest import Outbox, Reader
 from tests.faults.victim import relay_victim
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
 from tests.support.queues import declare_bound
-from tests.support.rabbitmq import RabbitServer
-from tests.support.server import Server
 from tests.support.template import template_of
 
 pytestmark = pytest.mark.drills
@@ -93,7 +93,7 @@ async def _has_sent(outbox: Outbox) -> bool:
 
 
 @contextmanager
-def _frozen(*servers: Server) -> Iterator[None]:
+def _frozen(*servers: PrivateServer) -> Iterator[None]:
     processes = [pid for server in servers for pid in _family(server.pid)]
     for pid in processes:
         os.kill(pid, SIGSTOP)

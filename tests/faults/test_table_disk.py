@@ -7,9 +7,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from relay.testing.servers.postgres import PostgresServer
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
 from tests.support.template import template_of
 from tests.support.volume import fill
 

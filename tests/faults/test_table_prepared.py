@@ -13,10 +13,10 @@ from relay.operate import holders
 from relay.operate.schema.migrate import migrate
 from relay.operate.status import read_status
 from relay.servers.postgres.tables import Tables
+from relay.testing.servers.postgres import PostgresServer
 from tests.engine.conftest import NO_SWEEP, Outbox, Reader, RunNode
 from tests.engine.follower import insert
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture(scope="module")

@@ -14,34 +14,35 @@ from relay.operate.health import OutboxState
 from relay.operate.schema.migrate import migrate
 from relay.operate.status import read_status
 from relay.servers.postgres.tables import Tables
+from relay.testing.servers.postgres import installed
 from tests.doctor.findings import look
 from tests.engine.conftest import Reader, RunNode
-from tests.support import wraparound
 from tests.support.eventually import eventually
-from tests.support.postgres import NEWEST, OLDEST, PostgresServer, is_installed
+from tests.support.releases import NEWEST, OLDEST
+from tests.support.wraparound import WrappingServer
 
 INSERT = "INSERT INTO outbox.message (aggregate_type, event_type, payload) VALUES ('a', 'e', '1')"
 PENDING = "SELECT FROM outbox.message_pending"
 
 
 @pytest.fixture(params=[OLDEST, NEWEST])
-def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+def server(request: pytest.FixtureRequest) -> Iterator[WrappingServer]:
     """A server of this test alone."""
-    if not is_installed(request.param):
+    if request.param not in installed():
         pytest.skip(f"PostgreSQL {request.param} is not installed; as root, `tests/support/packages test` installs it")
-    with PostgresServer(request.param, settings=wraparound.SETTINGS) as started:
+    with WrappingServer(request.param) as started:
         yield started
 
 
 async def test_a_relay_waits_and_is_named_until_a_vacuum_frees_ids(
-    server: PostgresServer, broker: BrokerSettings, queue: Reader, run_node: RunNode
+    server: WrappingServer, broker: BrokerSettings, queue: Reader, run_node: RunNode
 ) -> None:
     url = server.create_database("shop")
     settings = Settings(database=DatabaseSettings(url=SecretStr(url)), broker=broker)
     migrate(settings.database)
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(INSERT)
-    wraparound.use_up(server)
+    server.use_up()
 
     with psycopg.connect(url, autocommit=True) as connection:
         async with run_node(settings) as node:
@@ -56,7 +57,7 @@ async def test_a_relay_waits_and_is_named_until_a_vacuum_frees_ids(
                 connection.execute(INSERT)
             with pytest.raises(psycopg.errors.ProgramLimitExceeded) as too_long:
                 connection.execute("SELECT repeat('x', 2000000000)")
-            wraparound.free(server)
+            server.free()
             await eventually(lambda: connection.execute(PENDING).rowcount == 0, "it goes on")
         (freed,) = await asyncio.to_thread(look, settings, "database.transaction_ids")
 
@@ -68,10 +69,10 @@ async def test_a_relay_waits_and_is_named_until_a_vacuum_frees_ids(
     assert len(await queue.ids(1)) == 1
 
 
-def test_a_server_without_ids_and_without_relays(server: PostgresServer) -> None:
+def test_a_server_without_ids_and_without_relays(server: WrappingServer) -> None:
     url = server.create_database("shop")
     migrate(DatabaseSettings(url=SecretStr(url)))
-    wraparound.use_up(server)
+    server.use_up()
 
     with psycopg.connect(url, autocommit=True) as connection:
         status = read_status(Tables(connection, "outbox"))

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from relay.testing.servers.process import Process, ServerError
 from tests.support.eventually import eventually
-from tests.support.process import Process, ServerError
 
 
 @dataclass

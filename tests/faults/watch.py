@@ -10,8 +10,8 @@ from typing import LiteralString
 
 import psycopg
 
+from relay.testing.servers.process import resident_bytes
 from tests.faults.history import History, Measured, Owned, Probed
-from tests.support.process import resident_bytes
 
 INTERVAL = 0.2  # seconds
 LOOK_INTERVAL = 0.05  # seconds between two looks at the locks of the lanes

@@ -15,11 +15,11 @@ import pytest
 from relay.config.settings import HttpSettings, RelaySettings, Settings
 from relay.engine.node import Node
 from relay.probes.node import answering_for
+from relay.testing.servers.process import Process, free_port
 from tests.cli.command import RELAY
 from tests.http.site import Site
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
-from tests.support.process import Process, free_port
 
 RunSite = Callable[..., AbstractAsyncContextManager[Site]]
 

@@ -9,10 +9,10 @@ import pytest
 
 from relay.consume import Consumer, Message, on
 from relay.probes.consumer import answering_for
+from relay.testing.servers.process import free_port
 from tests.consume.conftest import inbox, queue, table
 from tests.consume.effects import count, running
 from tests.http.site import Site
-from tests.support.process import free_port
 
 __all__ = ["inbox", "queue", "table"]  # the consumer's fixtures
 

@@ -12,13 +12,13 @@ from relay.consume import Consumer, FailurePolicy, Inbox, Overload, Permanent, R
 from relay.consume.queue_depth import ready_count
 from relay.probes import cached_answer
 from relay.servers.rabbitmq.connection import connect, open_channel
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.effects import CONSUMER, QUEUE, Queue, Stumbling, Table, count
 from tests.consume.policies import QUICK, SEVERAL_MINUTES
 from tests.http.consumers import ORDERS, Hanging, inbox, queue, serving, table
 from tests.http.metrics import documented, served
 from tests.http.site import Sample, Site
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import RabbitServer
 
 __all__ = ["inbox", "queue", "table"]
 

@@ -22,14 +22,14 @@ from relay.probes import cached_answer
 from relay.probes.backlog import COUNT_RECENT, COUNT_UNFINISHED, Backlog, Batches, Counts
 from relay.servers.postgres import database
 from relay.servers.rabbitmq import connection as broker
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.http.conftest import RunSite
 from tests.http.metrics import DOCUMENT, documented, served
 from tests.http.site import Site
 from tests.operate.rows import Rows
 from tests.support.days import ADD_DAY
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitServer
 from tests.support.roles import granted_roles
 
 BATCHES = """

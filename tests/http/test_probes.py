@@ -12,12 +12,12 @@ from pamqp.commands import Basic
 
 import relay.probes.server as served
 from relay.config.settings import Settings
+from relay.testing.servers.process import free_port
 from tests.cli.command import Command
 from tests.http.conftest import RunSite, StartRelay
 from tests.http.site import Answer, Site
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 from tests.support.proxied import proxied
 from tests.support.proxy import Way
 

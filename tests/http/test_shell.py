@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from relay.config.settings import Settings
+from relay.testing.servers.process import Process, wait_for
 from tests.cli.command import RELAY, Command
-from tests.support.process import Process, wait_for
 
 START = 60.0  # seconds
 

@@ -25,11 +25,11 @@ from relay.probes.server import answering, read_request
 from relay.runtime.hindrance import Hindrance
 from relay.servers.postgres import database
 from relay.servers.rabbitmq import connection as broker
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import free_port
 from tests.http.conftest import RelayProcess, StartRelay
 from tests.http.site import Site
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
-from tests.support.process import free_port
 from tests.support.smuggling import SMUGGLED, smuggled
 
 DRIPPING = 1_100

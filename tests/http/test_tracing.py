@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from relay.testing.servers.process import free_port
 from tests.http.conftest import StartRelay
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 
 
 @dataclass

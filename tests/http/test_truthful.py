@@ -15,13 +15,14 @@ from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
 from relay.operate.schema.migrate import migrate
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.http.conftest import RelayProcess, StartRelay
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
-from tests.support.postgres import NEWEST, PostgresServer
 from tests.support.proxied import proxied
 from tests.support.proxy import Way
-from tests.support.rabbitmq import RabbitServer
+from tests.support.releases import NEWEST
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(240)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.process import run
+from relay.testing.servers.process import run
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).parent / "uv"

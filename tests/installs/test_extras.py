@@ -5,9 +5,9 @@ from pathlib import Path
 import aio_pika
 import pytest
 
+from relay.testing.servers.process import run
 from tests.consume.effects import Queue
 from tests.installs.conftest import Install
-from tests.support.process import run
 from tests.support.queues import declare_bound
 
 pytestmark = [pytest.mark.installs, pytest.mark.timeout(300)]

@@ -11,8 +11,8 @@ from urllib.request import urlopen
 import psycopg
 import pytest
 
+from relay.testing.servers.process import Process, free_port, is_listening, wait_for
 from tests.installs.conftest import Install
-from tests.support.process import Process, free_port, is_listening, wait_for
 
 pytestmark = [pytest.mark.installs, pytest.mark.timeout(300)]
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings
-from tests.support.postgres import PostgresServer
+from relay.testing.servers.postgres import PostgresServer
 
 Connection = psycopg.Connection[tuple[object, ...]]
 

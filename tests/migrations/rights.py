@@ -13,7 +13,8 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from tests.support.postgres import NEWEST, PostgresServer
+from relay.testing.servers.postgres import PostgresServer
+from tests.support.releases import NEWEST
 from tests.support.roles import NAMES, SCRIPT
 from tests.support.template import template_of
 

@@ -9,8 +9,8 @@ import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.schema.migrate import downgrade, migrate
+from relay.testing.servers.process import wait_for
 from tests.migrations.conftest import Connection
-from tests.support.process import wait_for
 
 pytestmark = pytest.mark.every_postgres
 

@@ -12,9 +12,9 @@ from relay.operate.failures import list_parked_groups
 from relay.operate.schema.lock_wait import LockLimits
 from relay.operate.schema.migrate import downgrade, migrate
 from relay.operate.session import session
+from relay.testing.servers.process import wait_for
 from tests.migrations.catalog import description
 from tests.migrations.conftest import Connection, url_of
-from tests.support.process import wait_for
 
 PARKED = """
     INSERT INTO outbox.message (aggregate_type, event_type, payload, state, parked_at, last_error)

@@ -14,9 +14,9 @@ from relay.operate.revision import head_revision
 from relay.operate.schema import lock_wait
 from relay.operate.schema.lock_wait import LockLimits, LockWait
 from relay.operate.schema.migrate import current_revision, downgrade, migrate, sqlalchemy_engine
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import wait_for
 from tests.migrations.conftest import url_of
-from tests.support.postgres import PostgresServer
-from tests.support.process import wait_for
 from tests.support.revision import is_at_head
 
 BRIEF = LockLimits(lock_timeout=0.5, wait=60)

@@ -12,10 +12,10 @@ from relay.config.settings import DatabaseSettings
 from relay.errors import SchemaError
 from relay.operate.revision import head_revision
 from relay.operate.schema.migrate import current_revision, downgrade, migrate, write_sql
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import wait_for
 from tests.migrations.catalog import description
 from tests.migrations.conftest import url_of
-from tests.support.postgres import PostgresServer
-from tests.support.process import wait_for
 from tests.support.revision import is_at_head
 
 pytestmark = pytest.mark.every_postgres

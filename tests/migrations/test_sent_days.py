@@ -6,8 +6,8 @@ from datetime import UTC, date, datetime, timedelta
 import psycopg
 import pytest
 
+from relay.testing.servers.process import wait_for
 from tests.migrations.conftest import Connection
-from tests.support.process import wait_for
 
 pytestmark = pytest.mark.every_postgres
 

@@ -14,13 +14,13 @@ from relay.consume import Consumer, FailurePolicy, Inbox, WorkPolicy
 from relay.consume.apply.handlers import AsyncHandler
 from relay.probes import cached_answer
 from relay.probes.consumer import answering_for
+from relay.testing.servers.process import free_port
 from tests.consume.conftest import inbox, queue, table
 from tests.consume.effects import QUEUE, count, running
 from tests.http.conftest import RunSite, rows, run_site
 from tests.http.site import Site
 from tests.observe.rules import RULES
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 from tests.support.prometheus import Prometheus, is_installed
 
 __all__ = ["inbox", "queue", "rows", "run_site", "table"]  # fixtures

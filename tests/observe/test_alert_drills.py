@@ -10,6 +10,8 @@ from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings
 from relay.consume import Inbox
+from relay.testing.servers.process import Process
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.effects import Queue, Table
 from tests.consume.process import COMMAND, POISON, environment
 from tests.faults.alarms import Alarm
@@ -17,8 +19,6 @@ from tests.observe.conftest import POISON_LIMIT, Watch
 from tests.operate.rows import Rows
 from tests.support.days import ADD_DAY
 from tests.support.eventually import eventually
-from tests.support.process import Process
-from tests.support.rabbitmq import RabbitServer
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(240)]
 

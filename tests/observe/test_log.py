@@ -16,9 +16,9 @@ from relay.config.settings import BrokerSettings, LogFormat, LogSettings
 from relay.errors import BrokerUnavailableError
 from relay.observe.log import set_up
 from relay.servers.rabbitmq.connection import connect
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.support.eventually import eventually
-from tests.support.process import free_port
-from tests.support.rabbitmq import RabbitServer
 from tests.support.terminal import UNPRINTABLE, Terminal
 
 URL = "amqp://relay:hunter2@broker/"

@@ -13,12 +13,12 @@ from pydantic import SecretStr
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox
 from relay.servers.postgres.database import connect_async
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import run
 from tests.cli.command import Command
 from tests.consume.effects import CONSUMER, EFFECTS, QUEUE, Table, count, running
 from tests.support.eventually import eventually
 from tests.support.given import given_postgres
-from tests.support.postgres import PostgresServer
-from tests.support.process import run
 from tests.support.queues import declare_bound
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(600)]

@@ -23,10 +23,10 @@ from relay.operate.parked import work as parked
 from relay.operate.parked.read import ParkedSelection
 from relay.operate.parked.work import order_rows
 from relay.servers.postgres.tables import Tables
+from relay.testing.servers.process import wait_for
 from tests.operate.rows import Rows
 from tests.operate.settler import Settler
 from tests.support.bulk import change_rows, run_rows
-from tests.support.process import wait_for
 
 EVERYTHING = ParkedSelection()
 AUDIT = """

@@ -12,10 +12,10 @@ from relay.operate.routes import work as quarantine_job
 from relay.operate.routes.quarantine import IS_BEHIND, READ_ROUTES, list_routes
 from relay.operate.routes.work import order_discard
 from relay.servers.postgres.tables import Tables
+from relay.testing.servers.process import wait_for
 from tests.operate.rows import Rows
 from tests.support.bulk import run_rows
 from tests.support.plans import explain, scans
-from tests.support.process import wait_for
 
 BY, WHY = "ada", "too late"
 TRY = "UPDATE outbox.message SET state = 'pending' WHERE id = %s"  # as the relay does, which keeps the route's number

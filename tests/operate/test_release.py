@@ -15,9 +15,9 @@ from relay.operate.parked.read import ParkedSelection, show_parked
 from relay.operate.parked.work import ParkedDone
 from relay.operate.session import session
 from relay.servers.postgres.tables import Tables
+from relay.testing.servers.process import wait_for
 from tests.operate.rows import Rows
 from tests.support.bulk import discard, preview, retry
-from tests.support.process import wait_for
 
 EVERYTHING = ParkedSelection()
 WAITERS = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"

@@ -13,8 +13,8 @@ from relay.operate.doctor.database import examine_database
 from relay.operate.doctor.finding import Verdict
 from relay.operate.status import read_status
 from relay.servers.postgres.tables import Tables
-from tests.support.postgres import PostgresServer
-from tests.support.process import wait_for
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import wait_for
 from tests.support.template import template_of
 
 BEAT = "INSERT INTO outbox.node (name, backend_pid, lanes, in_flight, state, reasons, version) \

@@ -17,8 +17,8 @@ from relay.operate.runbooks import Runbook
 from relay.operate.session import session
 from relay.operate.status import BY_INDEX, OLDEST_PENDING, About, Status, read_status
 from relay.servers.postgres.tables import Tables
+from relay.testing.servers.postgres import PostgresServer
 from tests.operate.rows import Rows
-from tests.support.postgres import PostgresServer
 
 
 def read(connection: psycopg.Connection) -> Status:

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from tests.support.postgres import PostgresServer
+from relay.testing.servers.postgres import PostgresServer
 from tests.support.template import template_of
 
 READ = """

@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.errors import DatabaseUnavailableError, NotAcceptedError, UsageError
 from relay.publisher import BlockingPublisher, DurablePublisher
+from relay.testing.servers.process import free_port
 from tests.engine.conftest import Outbox, Reader
 from tests.publisher.events import NOWHERE, first_of_each, measured
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 from tests.support.proxied import with_port
 
 ROOT = Path(__file__).parents[2]

@@ -17,10 +17,10 @@ from relay.config.settings import BrokerSettings, RelaySettings
 from relay.errors import BufferFileError, BusyError
 from relay.publisher import DurablePublisher
 from relay.publisher.file import BEHIND, File
+from relay.testing.servers.process import Process
 from tests.engine.conftest import Reader
 from tests.publisher.events import NOWHERE, first_of_each, is_direct, measured, publish_all
 from tests.support.eventually import eventually
-from tests.support.process import Process
 
 
 @pytest.fixture

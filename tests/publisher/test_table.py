@@ -13,10 +13,10 @@ from relay.config.settings import BrokerSettings, DatabaseSettings, Route, Setti
 from relay.errors import AccessError, NotAcceptedError, SchemaError
 from relay.outbox import Event, add
 from relay.publisher import DurablePublisher, Mode
+from relay.testing.servers.postgres import PostgresServer
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.publisher.events import NOWHERE, first_of_each, is_direct, measured, publish_all
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
 from tests.support.proxied import proxied, with_port
 from tests.support.proxy import FaultProxy
 from tests.support.roles import SCRIPT

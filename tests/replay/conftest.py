@@ -12,10 +12,10 @@ import aio_pika
 import psycopg
 import pytest
 
+from relay.testing.servers.process import Process
 from tests.cli.command import RELAY, Command
 from tests.replay.sent import Copies, SentRows
 from tests.support.eventually import eventually
-from tests.support.process import Process
 from tests.support.queues import declare_bound
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from relay.testing.servers.process import Process
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults
 from tests.support.eventually import eventually
-from tests.support.process import Process
 
 MIB = 1024  # kB
 QUEUE = ("--to-exchange", "", "--routing-key", "nowhere")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from relay.testing.servers.postgres import PostgresServer
 from tests.consume.conftest import inbox, queue, table
 from tests.dead_letters.conftest import letters
 from tests.http.conftest import rows, run_site
 from tests.runbooks.repair import Operator
-from tests.support.postgres import PostgresServer
 
 __all__ = ["inbox", "letters", "queue", "rows", "run_site", "table"]  # fixtures
 

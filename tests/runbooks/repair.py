@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from relay.testing.servers.process import Process
 from tests.prose.pages import MARKDOWN, ROOT
 from tests.support.eventually import eventually
-from tests.support.process import Process
 
 RUNBOOKS = ROOT / "docs" / "runbooks"
 WITHIN = 240  # seconds, for one that starts Spark

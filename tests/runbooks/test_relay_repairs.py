@@ -1,6 +1,7 @@
 """The repairs of the relay's alerts: each test makes the fault, runs the page's commands, and sees it gone."""
 
 import asyncio
+import shlex
 from collections.abc import Iterator
 
 import aio_pika
@@ -14,6 +15,7 @@ from relay.operate.lanes import list_lanes, pause_lane
 from relay.operate.session import session
 from relay.operate.status import read_status
 from relay.servers.postgres.tables import Tables
+from relay.testing.servers.rabbitmq import USER, RabbitServer
 from tests.faults.alarms import ALARMS
 from tests.http.conftest import RunSite
 from tests.http.site import Site
@@ -21,7 +23,6 @@ from tests.operate.rows import Rows
 from tests.runbooks.repair import Operator
 from tests.support.days import Days
 from tests.support.eventually import eventually
-from tests.support.rabbitmq import USER, RabbitServer
 
 TOPOLOGY = """
 [[topology.queues]]
@@ -184,7 +185,7 @@ async def test_a_route_without_a_queue_works_again(operator: Operator, rows: Row
 
 async def test_a_broker_without_its_alarms_takes_messages(operator: Operator) -> None:
     with RabbitServer(schedulers=1) as node:
-        operator.add_program("rabbitmqctl", node.control_script())
+        operator.add_program("rabbitmqctl", control_script(node))
         for raise_, _ in ALARMS.values():
             node.ctl(*raise_)
         await eventually(lambda: len(alarms(node)) == 2, "it has both alarms")
@@ -199,7 +200,7 @@ async def test_a_user_gets_its_permissions_back(
     operator: Operator, settings: Settings, rabbitmq: RabbitServer, rows: Rows, run_site: RunSite
 ) -> None:
     vhost = URL(settings.broker.url.get_secret_value()).path.removeprefix("/")
-    operator.add_program("rabbitmqctl", rabbitmq.control_script())
+    operator.add_program("rabbitmqctl", control_script(rabbitmq))
     await asyncio.to_thread(rabbitmq.ctl, "clear_permissions", "--vhost", vhost, USER)
     rows.pending()
     async with run_site(stall_after=0.5) as site:
@@ -250,3 +251,10 @@ async def test_a_forgotten_transaction_ends(
     assert "pg_current_xact_id" in told
     with pytest.raises(psycopg.OperationalError):
         await stranger.execute("SELECT 1")
+
+
+def control_script(node: RabbitServer) -> str:
+    """Return a script that is `rabbitmqctl` on this node."""
+    command, environment = node.control()
+    told = shlex.join(f"{name}={value}" for name, value in environment.items())
+    return f'#!/bin/sh\nexec env {told} {shlex.join(command)} "$@"\n'

@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Consumer, Inbox, Message, on
 from relay.outbox import Event, add
+from relay.testing.servers.process import Process
 from tests.cli.command import RELAY, Command, Result
 from tests.consume.effects import running
 from tests.spark.frames import invoices, one, save
 from tests.support.eventually import eventually
-from tests.support.process import Process
 from tests.support.queues import declare_bound
 
 QUEUE = "billing"

@@ -8,10 +8,10 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from relay.testing.servers.process import Process, wait_for
 from tests.spark.frames import one
 from tests.spark.running import call_job, call_job_on, check_refused, job_command, job_environment, refused, run_job
 from tests.spark.sent import add_sent
-from tests.support.process import Process, wait_for
 
 JOB = "archive.py"
 NOTED = "SELECT array_agg(day::text ORDER BY day) FROM outbox.archived_day"

@@ -9,8 +9,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from relay.testing.servers.process import Process, wait_for
 from tests.spark.frames import counts, staging_tables
-from tests.support.process import Process, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 

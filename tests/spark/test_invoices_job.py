@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from relay.testing.servers.process import free_port
 from tests.spark.frames import one
 from tests.spark.running import call_job, call_job_on, job_environment, refused
-from tests.support.process import free_port
 
 JOB = "invoices.py"
 

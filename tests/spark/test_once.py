@@ -18,6 +18,7 @@ import outbox_spark
 from outbox_spark.load import load
 from outbox_spark.prepare import prepare
 from outbox_spark.source import Attempt, OutboxWriter
+from relay.testing.servers.process import Process, wait_for
 from tests.spark import faulty
 from tests.spark.frames import (
     LOADING,
@@ -31,7 +32,6 @@ from tests.spark.frames import (
     staging_tables,
 )
 from tests.spark.releases import SAVE_FAILS, arrow_table
-from tests.support.process import Process, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = {"txnAppId": "nightly", "txnVersion": "7"}

@@ -12,9 +12,9 @@ from outbox_spark.load import load
 from outbox_spark.pieces import write_piece
 from outbox_spark.plan import Save
 from outbox_spark.prepare import prepare
+from relay.testing.servers.process import wait_for
 from tests.spark.frames import counts, invoices, one, save
 from tests.spark.releases import SAVE_FAILS, arrow_table
-from tests.support.process import wait_for
 
 Options = dict[str, str]
 PENDING = """

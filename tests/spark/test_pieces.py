@@ -15,6 +15,7 @@ import outbox_spark
 from outbox_spark.ledger import begin_pieces
 from outbox_spark.pieces import write_piece
 from outbox_spark.prepare import prepare
+from relay.testing.servers.process import wait_for
 from tests.spark import faulty
 from tests.spark.frames import (
     LOADING,
@@ -28,7 +29,6 @@ from tests.spark.frames import (
     staging_tables,
 )
 from tests.spark.releases import SAVE_FAILS, arrow_table
-from tests.support.process import wait_for
 
 Options = dict[str, str]
 IN_FOUR = {"txnAppId": "nightly", "txnVersion": "7", "atomic": "partition", "numPartitions": "4"}

@@ -16,11 +16,11 @@ from outbox_spark.errors import OptionError, ReadError
 from outbox_spark.reading.plan import plan_read
 from outbox_spark.reading.stream import BEHIND, Offset, OutboxStreamReader
 from outbox_spark.spark_api import ReadAllAvailable
+from relay.testing.servers.process import wait_for
 from tests.spark.frames import one
 from tests.spark.releases import with_sources
 from tests.spark.sent import add_sent
 from tests.support.days import make_days
-from tests.support.process import wait_for
 
 MakeReader = Callable[..., OutboxStreamReader]
 DAY, NEXT_DAY = "2026-11-01", "2026-11-02"

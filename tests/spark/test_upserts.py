@@ -18,10 +18,10 @@ from outbox_spark.commit import commit_batch
 from outbox_spark.load import load
 from outbox_spark.prepare import clean_after, prepare
 from outbox_spark.result import Result
+from relay.testing.servers.process import wait_for
 from tests.spark import faulty
 from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, register, save, staging_tables
 from tests.spark.one_row import ROWS, Row, row
-from tests.support.process import wait_for
 from tests.support.roles import granted_roles
 
 Options = dict[str, str]

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pyspark
 import pytest
 
-from tests.support.postgres import NEWEST, OLDEST, PostgresServer
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
+from tests.support.releases import NEWEST, OLDEST
 from tests.support.versions import Versions, documented, postgres_version, rabbitmq_version, two_numbers
 
 OF_MAKE_TEST = "4.3"

@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from outbox_spark import OutboxBatch
+from relay.testing.servers.process import Process, free_port, wait_for
 from tests.spark.frames import WAITING_FOR_LOCK, counts, invoices, one, save
 from tests.spark.releases import with_sources
 from tests.spark.running import file_of, job_environment
-from tests.support.process import Process, free_port, wait_for
 
 STEPS = [
     "1 of 3: count the lines and purchases of purchases.txt",

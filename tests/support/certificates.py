@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.process import run
+from relay.testing.servers.process import run
 
 EC = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "2"]
 

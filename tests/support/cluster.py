@@ -20,10 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from relay.testing.servers.folders import temporary_folder
+from relay.testing.servers.process import Process, ServerError, run, wait_for
+from relay.testing.servers.rabbitmq import RabbitServer, installed
 from tests.support.eventually import eventually
-from tests.support.folders import temporary_folder
-from tests.support.process import Process, ServerError, run, wait_for
-from tests.support.rabbitmq import RabbitServer, is_installed
 
 CONFIGURATION = Path("config/rabbitmq/rabbitmq.conf")
 AMQP_PORT, DIST_PORT, EPMD_PORT = 5672, 25672, 4369
@@ -297,7 +297,7 @@ def why_not() -> str | None:
     """Return why this machine cannot run a cluster; None if it can."""
     if os.geteuid() != 0:
         return "only root can make network namespaces"
-    if not is_installed():
+    if installed() is None:
         return "RabbitMQ is not installed; `tests/support/packages test` installs it"
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     return f"{missing[0]} is not installed; `tests/support/packages test` installs it" if missing else None

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.rabbitmq import RabbitServer
 
 
 @dataclass(frozen=True, slots=True)

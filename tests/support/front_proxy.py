@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from tests.support.process import Process, ServerError, free_port, is_listening
-from tests.support.server import Server
+from relay.testing.servers.process import Process, ServerError, free_port, is_listening
+from relay.testing.servers.server import PrivateServer
 
 
-class FrontProxy(Server):
+class FrontProxy(PrivateServer):
     """A proxy with one site.
 
     Args:

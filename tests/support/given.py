@@ -9,9 +9,9 @@ import shlex
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.support.postgres import PostgresServer
-from tests.support.process import run
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import run
+from relay.testing.servers.rabbitmq import RabbitServer
 
 ERL_CALL = 'erl_call -address 127.0.0.1:25672 -c "$(cat ~/.erlang.cookie)" -timeout 30 -e'
 

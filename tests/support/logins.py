@@ -7,8 +7,8 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
 
 
 class Login(ABC):

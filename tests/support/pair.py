@@ -14,8 +14,8 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Literal
 
-from tests.support.postgres import UNPRIVILEGED, PostgresServer
-from tests.support.process import run, wait_for
+from relay.testing.servers.postgres import UNPRIVILEGED, PostgresServer
+from relay.testing.servers.process import run, wait_for
 
 REPLICATION = "host replication all 127.0.0.1/32 scram-sha-256\n"
 IS_SYNCHRONOUS = "SELECT FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')"

@@ -5,9 +5,9 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.support.postgres import UNPRIVILEGED, PostgresServer
-from tests.support.process import Process, free_port, is_listening
-from tests.support.server import Server
+from relay.testing.servers.postgres import UNPRIVILEGED, PostgresServer
+from relay.testing.servers.process import Process, free_port, is_listening
+from relay.testing.servers.server import PrivateServer
 
 PROGRAM = Path("/usr/sbin/pgbouncer")
 
@@ -33,7 +33,7 @@ class PoolMode(StrEnum):
     STATEMENT = "statement"
 
 
-class PgBouncer(Server):
+class PgBouncer(PrivateServer):
     """One pooler; `with PgBouncer(server, PoolMode.SESSION) as pooler:` starts it, and stops it with the block."""
 
     IN_ORDER = signal.SIGTERM

@@ -11,14 +11,14 @@ from typing import Any
 
 import yaml
 
-from tests.support.process import Process, ServerError, free_port
-from tests.support.server import Server
+from relay.testing.servers.process import Process, ServerError, free_port
+from relay.testing.servers.server import PrivateServer
 
 PROGRAM = "prometheus"
 INTERVAL = "500ms"  # between two scrapes, and between two evaluations of the rules
 
 
-class Prometheus(Server):
+class Prometheus(PrivateServer):
     """A server that scrapes and evaluates rules from its start on.
 
     `targets`: the address of each job. `rules`: the text of a file of rules.

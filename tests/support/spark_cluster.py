@@ -16,9 +16,9 @@ from zipfile import ZipFile
 
 import pyspark
 
+from relay.testing.servers.process import Process, free_port, is_listening, wait_for
+from relay.testing.servers.server import PrivateServer
 from tests.support.java import java_home
-from tests.support.process import Process, free_port, is_listening, wait_for
-from tests.support.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 PYSPARK = Path(pyspark.__file__).parent
@@ -31,7 +31,7 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
-class SparkCluster(Server):
+class SparkCluster(PrivateServer):
     """One master and two workers of two cores each. They have nothing of this checkout."""
 
     IN_ORDER = signal.SIGTERM

@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.schema.migrate import migrate
-from tests.support.postgres import PostgresServer
+from relay.testing.servers.postgres import PostgresServer
 
 # One for each process of pytest-xdist, since all of them share a given server.
 NAME = f"migrated_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"

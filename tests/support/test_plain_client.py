@@ -5,10 +5,10 @@ import asyncio
 import psycopg
 import pytest
 
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.support.eventually import eventually
 from tests.support.plain_client import PlainClient, PlainPublisher, PlainWriter, longest_pause
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitServer
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import psycopg
 
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.rabbitmq import RabbitServer
 
 TABLE = Path(__file__).parents[2] / "docs" / "versions.md"
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.folders import temporary_folder
-from tests.support.postgres import UNPRIVILEGED
-from tests.support.process import ServerError, run
+from relay.testing.servers.folders import temporary_folder
+from relay.testing.servers.postgres import UNPRIVILEGED
+from relay.testing.servers.process import ServerError, run
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests.support.process import Process, ServerError, free_port, is_listening
-from tests.support.server import Server
+from relay.testing.servers.process import Process, ServerError, free_port, is_listening
+from relay.testing.servers.server import PrivateServer
 
 PROGRAM = "webhook"
 PAGE = Path(__file__).parents[2] / "docs" / "webhook.md"  # which has the configuration
@@ -18,7 +18,7 @@ printf '%s' "$1" >"$file" && mv "$file" "$file.json"
 """
 
 
-class Receiver(Server):
+class Receiver(PrivateServer):
     """Takes what comes with its token, and refuses the rest by 403."""
 
     IN_ORDER = signal.SIGTERM

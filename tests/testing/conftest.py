@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tests.support.postgres import PostgresServer
-from tests.support.process import free_port
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 
 
 @pytest.fixture

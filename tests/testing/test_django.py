@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from relay.testing import Outbox, migrate
-from tests.support.postgres import PostgresServer
+from relay.testing.servers.postgres import PostgresServer
 
 SETTINGS = """
 DATABASES = {{"default": {{

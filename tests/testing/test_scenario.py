@@ -12,8 +12,8 @@ from relay.consume import Consumer, Inbox, Message, Permanent, on
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.outbox import Event, add
 from relay.testing import Scenario, virtual_host
-from tests.support.process import free_port
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 
 QUEUE = "billing"
 TOPOLOGY = """

@@ -9,11 +9,12 @@ import psycopg
 import pytest
 from yarl import URL
 
+from relay.testing.servers.postgres import PostgresServer, installed
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import USER, RabbitServer
 from tests.support.certificates import Authority, Certificate
 from tests.support.names import Names, resolving
-from tests.support.postgres import OLDEST, PostgresServer, is_installed
-from tests.support.process import free_port
-from tests.support.rabbitmq import USER, RabbitServer
+from tests.support.releases import OLDEST
 
 BROKER, DATABASE = "rabbit.test", "postgres.test"  # in their certificates
 ROLE = "certified"  # let in by a certificate in its name, and by nothing else
@@ -57,7 +58,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="package")
 def tls_postgres(authority: Authority) -> Iterator[PostgresServer]:
-    if not is_installed(OLDEST):
+    if OLDEST not in installed():
         pytest.skip(f"PostgreSQL {OLDEST} is not installed; as root, `tests/support/packages test` installs it")
     with TlsPostgres(authority) as server:
         yield server

@@ -15,11 +15,11 @@ from relay.config.tls import TLS_PARAMETERS
 from relay.errors import BrokerUnavailableError, ConfigurationError
 from relay.servers.rabbitmq.connection import connect
 from relay.servers.rabbitmq.hosts import broker_urls
+from relay.testing.servers.process import free_port
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.support.certificates import Authority, Certificate
 from tests.support.names import Names
-from tests.support.process import free_port
 from tests.support.proxy import FaultProxy
-from tests.support.rabbitmq import RabbitServer
 from tests.tls.conftest import BROKER
 
 ADDRESSES = "127.0.0.2", "127.0.0.3"

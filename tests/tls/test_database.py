@@ -19,9 +19,9 @@ from outbox_spark.connection import conninfo as spark_conninfo
 from relay.config.settings import DatabaseSettings
 from relay.errors import DatabaseUnavailableError
 from relay.servers.postgres.database import connect, connect_async
+from relay.testing.servers.postgres import PostgresServer
 from tests.support.certificates import Authority, Certificate
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
 from tests.tls.conftest import DATABASE, ROLE, TlsPostgres, as_certified
 
 Connect = Callable[[str], None]

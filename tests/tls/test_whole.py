@@ -15,11 +15,11 @@ from relay.consume import Consumer, Inbox, Message, on
 from relay.outbox import Event, add
 from relay.publisher import DurablePublisher
 from relay.servers.rabbitmq.connection import connect
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.cli.command import Command
 from tests.support.certificates import Authority, Certificate
 from tests.support.eventually import eventually
 from tests.support.queues import declare_bound
-from tests.support.rabbitmq import RabbitServer
 from tests.support.template import template_of
 from tests.tls.conftest import ROLE, TlsPostgres, as_certified
 

@@ -16,8 +16,8 @@ from relay.config.topology import (
     TopologySettings,
 )
 from relay.servers.rabbitmq.topology import BAD, Standing, apply
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.support.definitions import definitions
-from tests.support.rabbitmq import RabbitServer
 
 EXCHANGES = tuple(Exchange(name=f"e.{each}", type=each) for each in ExchangeType)
 BOUNDS: dict[str, Any] = {

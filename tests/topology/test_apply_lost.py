@@ -10,10 +10,10 @@ from relay.config.settings import BrokerSettings
 from relay.config.topology import Queue, TopologySettings
 from relay.errors import BrokerUnavailableError
 from relay.servers.rabbitmq.topology import Standing, apply
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.support.definitions import definitions
 from tests.support.proxied import proxied
 from tests.support.proxy import Act, Way
-from tests.support.rabbitmq import RabbitServer
 
 THREE = TopologySettings(queues=tuple(Queue(name=name) for name in ("one", "two", "three")))
 

@@ -9,8 +9,8 @@ from yarl import URL
 from relay.config.settings import BrokerSettings
 from relay.config.topology import Binding, Exchange, Queue, TopologySettings
 from relay.servers.rabbitmq.topology import Standing, apply
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.support.definitions import definitions
-from tests.support.rabbitmq import RabbitServer
 
 AsUser = Callable[..., BrokerSettings]
 

@@ -15,6 +15,7 @@ from relay.operate.letters.letter import LetterSelection
 from relay.operate.letters.work import order_letters
 from relay.operate.operation import Role
 from relay.operate.session import session
+from relay.testing.servers.process import free_port
 from tests.console.api.program import Program
 from tests.consume.conftest import client, inbox, queue, table
 from tests.dead_letters.changes import RETRY, Audit
@@ -23,7 +24,6 @@ from tests.dead_letters.letters import Letters
 from tests.dead_letters.tried import consuming
 from tests.replay.conftest import Commands
 from tests.support.eventually import eventually
-from tests.support.process import free_port
 from tests.support.proxied import proxied
 from tests.support.proxy import Act, Way
 

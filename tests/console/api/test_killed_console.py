@@ -7,13 +7,13 @@ import httpx
 
 from relay.config.settings import Settings
 from relay.operate.operation import Role
+from relay.testing.servers.process import Process, free_port, is_listening
 from tests.cli.command import RELAY, Command
 from tests.console.api.program import Program, tokens
 from tests.console.rows import waiting
 from tests.console.site import users
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
-from tests.support.process import Process, free_port, is_listening
 
 ROWS, RATE = 2_000, 1_000  # rows, and how many a second: a batch of 500, then half a second
 AUDIT = "SELECT count(*), count(DISTINCT target), count(DISTINCT job) FROM outbox.operator_audit"

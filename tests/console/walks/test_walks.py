@@ -20,6 +20,9 @@ from playwright.async_api import Browser
 
 from relay.config.settings import BrokerSettings, DatabaseSettings, Settings
 from relay.consume import Message, Permanent, WorkPolicy, on
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import Process
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.console.walks.walk import EVENT_TYPE, EXCHANGE, ROUTING_KEY, Walk, walking
 from tests.console.windows import NEEDS_CHROMIUM
 from tests.consume.conftest import inbox, make_consumer, queue, table
@@ -30,9 +33,7 @@ from tests.faults.alarms import Alarm
 from tests.http.conftest import RelayProcess, StartRelay
 from tests.prose.pages import ROOT
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
-from tests.support.process import Process
-from tests.support.rabbitmq import RabbitServer
+from tests.support.queues import keep_queues
 
 __all__ = ["inbox", "make_consumer", "queue", "table"]  # fixtures
 
@@ -296,7 +297,7 @@ async def test_a_broker_that_is_down_is_started(
     make_consumer: MakeConsumer,
 ) -> None:
     async with running(make_consumer(count)), walk_from() as walk:
-        rabbitmq.keep_queues()
+        keep_queues(rabbitmq)
         walk.begin("broker down")
         rabbitmq.stop(signal.SIGKILL)
         await walk.sees("broker")

@@ -16,10 +16,10 @@ from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume.failed.queues import partition_queue_names, pool_topology, prepare
 from relay.consume.pool.tables import Pool, read_master, read_pools
 from relay.servers.postgres.database import connect_async
+from relay.testing.servers.process import Process
 from tests.consume.effects import CONSUMER, QUEUE
 from tests.consume.pool.member import APPLIED
 from tests.support.eventually import eventually
-from tests.support.process import Process
 
 RELAY = [str(Path(sys.executable).with_name("relay")), "run"]
 MEMBER = [sys.executable, "-m", "tests.consume.pool.member"]

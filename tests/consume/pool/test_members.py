@@ -19,6 +19,7 @@ from relay.consume.pool import Partition, PartitionedConsumer, PoolPolicy
 from relay.consume.pool.candidate import Candidate
 from relay.errors import ConfigurationError, QueueUnfitError
 from relay.servers.postgres.database import connect_async
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.consume.effects import QUEUE, Table, count, running
 from tests.consume.policies import QUICK, SOON
 from tests.consume.pool.conftest import candidate
@@ -26,7 +27,6 @@ from tests.consume.pool.partitions import Partitions
 from tests.support.eventually import eventually
 from tests.support.proxied import proxied
 from tests.support.proxy import Act, Way
-from tests.support.rabbitmq import RabbitServer
 
 KEYS = 50
 

@@ -12,11 +12,11 @@ from relay.retention import rounds
 from relay.retention.drop import Retention
 from relay.retention.kind import SENT
 from relay.retention.rounds import drop_old_days, keep_days
+from relay.testing.servers.postgres import PostgresServer
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.engine.retention.conftest import KEEP, OLD, READ_ALL, lock_is_free, round_of
 from tests.support.days import Days
 from tests.support.eventually import eventually
-from tests.support.postgres import PostgresServer
 from tests.support.roles import SCRIPT
 
 pytestmark = pytest.mark.every_postgres

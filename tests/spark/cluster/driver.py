@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from relay.testing.servers.process import Process
 from tests.spark.frames import MADE_INVOICES
-from tests.support.process import Process
 from tests.support.spark_cluster import OF_DRIVERS, environment, package_zip, python_with
 
 PROGRAM = Path(__file__).with_name("program.py")

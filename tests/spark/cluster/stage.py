@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from relay.testing.servers.process import wait_for
 from tests.spark.cluster.driver import Driver
-from tests.support.process import wait_for
 
 
 class HeldStage:

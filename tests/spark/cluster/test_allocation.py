@@ -8,11 +8,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from relay.testing.servers.process import wait_for
 from tests.spark.cluster.conftest import MakeStage
 from tests.spark.cluster.driver import Driver
 from tests.spark.cluster.outcome import BATCH, PARTITION, WriteWay, assert_written_once
 from tests.spark.frames import LOADING, one
-from tests.support.process import wait_for
 from tests.support.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]

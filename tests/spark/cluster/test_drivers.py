@@ -6,6 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from relay.testing.servers.process import wait_for
 from tests.spark.cluster.conftest import MakeStage
 from tests.spark.cluster.driver import Driver
 from tests.spark.cluster.outcome import (
@@ -19,7 +20,6 @@ from tests.spark.cluster.outcome import (
     is_left_alone,
 )
 from tests.spark.frames import one
-from tests.support.process import wait_for
 from tests.support.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(600)]

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from relay.config.settings import Settings
+from relay.testing.servers.process import wait_for
 from tests.faults.evidence import drain
 from tests.faults.load import relaying
 from tests.spark.cluster.conftest import MakeStage
@@ -17,7 +18,6 @@ from tests.spark.cluster.driver import Driver
 from tests.spark.cluster.outcome import BATCH, PARTITION, WAYS, WriteWay, assert_written_once
 from tests.spark.frames import LOADING, one
 from tests.support.eventually import eventually
-from tests.support.process import wait_for
 from tests.support.proxy import FaultProxy
 from tests.support.queues import declare_bound
 

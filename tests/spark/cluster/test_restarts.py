@@ -10,12 +10,12 @@ from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings
 from relay.operate.schema.migrate import migrate
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import wait_for
 from tests.spark.cluster.conftest import MakeStage
 from tests.spark.cluster.driver import Driver, DriverError
 from tests.spark.cluster.outcome import PARTITION, WAYS, WriteWay, assert_nothing_written, assert_written_once
 from tests.spark.frames import LOADING, WAITING_FOR_LOCK, one
-from tests.support.postgres import PostgresServer
-from tests.support.process import wait_for
 
 pytestmark = [pytest.mark.drills, pytest.mark.timeout(300)]
 

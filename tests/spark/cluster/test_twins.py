@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from relay.testing.servers.process import wait_for
 from tests.spark.cluster.conftest import MakeStage
 from tests.spark.cluster.driver import Driver
 from tests.spark.cluster.outcome import BATCH, WAYS, WriteWay, assert_written_once, is_left_alone
 from tests.spark.frames import LOADING, WAITING_FOR_LOCK, counts, one, staging_tables
 from tests.support.eventually import eventually
-from tests.support.process import wait_for
 from tests.support.proxy import FaultProxy, Way
 from tests.support.spark_cluster import SparkCluster
 

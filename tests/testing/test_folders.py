@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import folders
-from tests.support.folders import temporary_folder
+from relay.testing.servers import folders
+from relay.testing.servers.folders import temporary_folder
 
 MAKE_MANY = """
-from tests.support.folders import temporary_folder
+from relay.testing.servers.folders import temporary_folder
 for _ in range(200):
     with temporary_folder() as folder:
         (folder / "file").write_text("mine")

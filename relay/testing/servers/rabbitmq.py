@@ -2,27 +2,33 @@
 
 import os
 import secrets
-import shlex
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.process import Process, ServerError, free_port, is_listening, run
-from tests.support.server import Server
+from relay.testing.servers.process import Process, ServerError, free_port, is_listening, run
+from relay.testing.servers.server import PrivateServer
 
-# Not /usr/sbin: Debian's wrappers there change to the user `rabbitmq` and refuse everybody but root.
-PROGRAMS = Path("/usr/lib/rabbitmq/bin")
+# Not /usr/sbin: the wrappers of the packages there change to the user `rabbitmq` and refuse everybody but root.
+PACKAGED = Path("/usr/lib/rabbitmq/bin")
 USER = "relay"
 
 # Erlang's schedulers spin while idle, at the cost of everything else on the machine.
-NO_BUSY_WAIT = "+sbwt none +sbwtdcpu none +sbwtdio none"
+NO_BUSY_WAIT = " ".join(f"{each} none" for each in ("+sbwt", "+sbwtdcpu", "+sbwtdio"))
 
 
-class RabbitServer(Server):
+class RabbitServer(PrivateServer):
     """One node; `with RabbitServer() as node:` starts and stops it.
 
-    `configuration`: further keys of rabbitmq.conf. `schedulers`: Erlang's threads; one for each core unless given.
-    `plugins`: those to enable. `durable`: its data is on the disk, as in production; else in memory.
+    Args:
+        folder: where its data is kept for the next one; a temporary one unless given.
+        configuration: further keys of rabbitmq.conf.
+        schedulers: Erlang's threads; one for each core unless given.
+        plugins: those to enable.
+        durable: its data is on the disk, as in production; else in memory.
+    Raises:
+        ServerError: it is not installed, or did not start.
     """
 
     IN_ORDER = signal.SIGTERM
@@ -68,13 +74,12 @@ class RabbitServer(Server):
         Raises:
             ServerError: it failed; the message holds its words.
         """
-        command: list[str | Path] = [*self._inside, PROGRAMS / "rabbitmqctl", "-q", "-n", self._name, *arguments]
-        return run(command, environment=self._environment)
+        command, environment = self.control()
+        return run([*command, *arguments], environment=environment)
 
-    def control_script(self) -> str:
-        """Return a script that is `rabbitmqctl` on this node, for the commands of a page."""
-        told = " ".join(shlex.quote(f"{name}={value}") for name, value in self._environment.items())
-        return f'#!/bin/sh\nexec env {told} {PROGRAMS / "rabbitmqctl"} -q -n {self._name} "$@"\n'
+    def control(self) -> tuple[list[str], dict[str, str]]:
+        """Return the command that is `rabbitmqctl` for this node, and the environment that it needs."""
+        return [*self._inside, str(self._programs / "rabbitmqctl"), "-q", "-n", self._name], self._environment
 
     def call(self, expressions: str) -> str:
         """Evaluate Erlang expressions on the node, which takes a few milliseconds, and give the result as text.
@@ -87,14 +92,6 @@ class RabbitServer(Server):
             raise ServerError(f"{expressions} failed on the node: {answer}")
         return answer.removeprefix("{ok, ").removesuffix("}")
 
-    def keep_queues(self) -> None:
-        """Let the quorum queues that were just declared outlive a kill.
-
-        RabbitMQ 3.10 does not write at once where a new one has its log. Killed half a second later, it finds the queue
-        again, but empty and without a leader, for good; three seconds later the queue was whole.
-        """
-        self.call("lists:foreach(fun dets:sync/1, dets:all()).")
-
     def start(self) -> None:
         self.launch()
         self.await_up()
@@ -103,15 +100,14 @@ class RabbitServer(Server):
         """Start it and do not wait: the nodes of a cluster wait for each other."""
         self._start_epmd()
         self._process = Process(
-            [*self._inside, PROGRAMS / "rabbitmq-server"],
+            [*self._inside, self._programs / "rabbitmq-server"],
             log=self._folder / "rabbitmq.log",
             environment=self._environment,
             folder=self._folder,
         )
 
     def await_up(self) -> None:
-        assert self._process is not None, "the node was not launched"
-        self._process.wait_until(lambda: is_listening(self.port, self.address), 90)
+        self.process.wait_until(lambda: is_listening(self.port, self.address), 90)
         self.call("rabbit:await_startup().")
 
     def _erl_call(self, expressions: str) -> str:
@@ -120,8 +116,9 @@ class RabbitServer(Server):
         return run([*self._inside, *command], environment=self._environment, stdin=expressions)
 
     def _prepare(self, folder: Path) -> None:
-        if not is_installed():
-            raise ServerError("RabbitMQ is not installed; `tests/support/packages test` installs it")
+        if (programs := installed()) is None:
+            raise ServerError("RabbitMQ is not installed: install the package rabbitmq-server")
+        self._programs = programs
         home = folder / "home"
         home.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -183,9 +180,12 @@ class RabbitServer(Server):
             self._epmd.wait_until(lambda: is_listening(self._epmd_port, self.address), 10)
 
 
-def is_installed() -> bool:
-    """Whether this machine has RabbitMQ."""
-    return (PROGRAMS / "rabbitmq-server").exists()
+def installed() -> Path | None:
+    """Return the folder of RabbitMQ's programs: that of the packages, else that of PATH."""
+    if (PACKAGED / "rabbitmq-server").exists():
+        return PACKAGED
+    program = shutil.which("rabbitmq-server")
+    return None if program is None else Path(program).resolve().parent
 
 
 def _secret(file: Path) -> str:

@@ -1,0 +1,1 @@
+"""Private servers for tests: a folder and ports that nobody else has, on loopback, gone with the process. For Linux."""
