@@ -66,7 +66,7 @@ class Declaration:
     key_field: str | None
     kind: type
     fields: Set[str]
-    older: list[tuple["Declaration", Callable[[Any], Any]]] = field(default_factory=list)
+    older: dict["Declaration", Callable[[Any], Any]] = field(default_factory=dict)
 
     def key_of(self, value: Any) -> Any:
         """Return the aggregate id; raises LookupError or AttributeError when the field is missing."""
@@ -173,7 +173,7 @@ def upcast(function: Upcast) -> Upcast:
     than the next one is reached by several functions. A handler of the older version goes first.
 
     Raises:
-        ConfigurationError: the annotations are no two versions of one event type.
+        ConfigurationError: the annotations are no two versions of one event type, or there is such a function already.
     """
     name = getattr(function, "__qualname__", repr(function))
     try:
@@ -189,8 +189,16 @@ def upcast(function: Upcast) -> Upcast:
             f"@upcast: {name} takes an event, and returns a newer version of it. Annotate both with classes that"
             " @event declares with one event type and two versions"
         )
-    new.older.append((old, function))
+    other = new.older.setdefault(old, function)
+    if _place(other) != _place(function):
+        raise ConfigurationError(f"@upcast: {name} does what {_place(other)} does: one of both is enough")
+    new.older[old] = function
     return function
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """Return the name by which a function is known again that a notebook defines a second time."""
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def declaration_of(kind: object) -> Declaration | None:

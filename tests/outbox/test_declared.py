@@ -274,6 +274,28 @@ def test_a_class_that_pydantic_cannot_read_is_told_when_it_is_written() -> None:
         row_of(Refused(None), None)  # type: ignore[arg-type]
 
 
+def test_one_upcast_for_two_versions_is_enough() -> None:
+    @event("Moved", version=1, key=("customer", "customer_id"))
+    class Old(Renamed):
+        pass
+
+    @event("Moved", version=2, key=("customer", "customer_id"))
+    class New(Renamed):
+        pass
+
+    def newer(old: Old) -> New:
+        raise NotImplementedError
+
+    def another(old: Old) -> New:
+        raise NotImplementedError
+
+    upcast(newer)
+    upcast(newer)  # as a notebook's cell that runs again
+
+    with pytest.raises(ConfigurationError, match=r"another does what .*newer does: one of both is enough"):
+        upcast(another)
+
+
 def test_an_upcast_joins_two_versions_of_one_event() -> None:
     def without_annotations(old, new):  # type: ignore[no-untyped-def]
         raise NotImplementedError

@@ -74,7 +74,7 @@ def decodes_of_older(declaration: Declaration) -> Iterator[tuple[str | None, Dec
     ways: list[tuple[Declaration, tuple[Step, ...]]] = [(declaration, ())]
     seen = {declaration.version}
     for newer, steps in ways:  # grows meanwhile
-        for old, function in newer.older:
+        for old, function in newer.older.items():
             if old.version not in seen:
                 seen.add(old.version)
                 longer = ((function, newer.kind), *steps)
