@@ -30,14 +30,19 @@ from relay.consume.lifecycle import RunsInBlock
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.queue_depth import ready_count
 from relay.consume.setup import Setup
-from relay.consume.startup import ask_inbox, check_inbox, note_queue, warn_of_left_behind, warn_of_single_batches
+from relay.consume.startup import (
+    StartWait,
+    ask_inbox,
+    check_inbox,
+    note_queue,
+    warn_of_left_behind,
+    warn_of_single_batches,
+)
 from relay.errors import (
     BrokerUnavailableError,
     ConfigurationError,
-    DatabaseUnavailableError,
     DeliveryTimeoutError,
     QueueMissingError,
-    UnavailableError,
 )
 from relay.logger import get_logger
 from relay.runtime.backoff import Stopping, unless_stopping, wait_for_event
@@ -100,7 +105,7 @@ class Consumer(RunsInBlock):
         steps = [] if failures.holds_keys else self.setup.judge.steps
         self._beside = [*retry_queues(queue, steps), dead_queue(queue)]
         self._may_declare = declare
-        self._start_timeout = start_timeout
+        self._start = StartWait(queue, start_timeout, work.backoff)
         self._was_ready = False
         self._connection: Connection | None = None  # the current one, or the last
         self._failures = 0  # of the broker, since the consumer was last ready
@@ -204,14 +209,14 @@ class Consumer(RunsInBlock):
         with shared_signals(self.stop, reload=self.reload, wanted=signals):
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
-                    start_by = asyncio.get_running_loop().time() + self._start_timeout
-                    await unless_stopping(setup.stop, self._prepare_until(start_by))
+                    self._start.begin()
+                    await unless_stopping(setup.stop, self._start.until_done(self._prepare))
                     while not setup.stop.is_set():
                         try:
                             async with self._channel() as channel:
                                 await consume(setup, channel, self._note_ready)
                         except (BrokerUnavailableError, QueueMissingError, ConfigurationError, *CHANNEL_LOST) as error:
-                            if self._was_ready or self._may_wait(error, start_by):
+                            if self._was_ready or self._start.goes_on(error):
                                 await self._wait_for_broker(error)
                             elif not setup.stop.is_set():
                                 raise
@@ -222,25 +227,6 @@ class Consumer(RunsInBlock):
                     closing.push_async_callback(setup.session.close)
                     closing.push_async_callback(setup.outgoing.close)
                 log.info("consumer.stopped", queue=self.queue, **setup.counters.for_log())
-
-    async def _prepare_until(self, start_by: float) -> None:
-        """Check the servers; wait for those that cannot be reached until `start_by`, by the loop's clock."""
-        failures = 0
-        while True:
-            try:
-                return await self._prepare()
-            except (BrokerUnavailableError, DatabaseUnavailableError) as error:
-                if not self._may_wait(error, start_by):
-                    raise
-                failures += 1
-                await asyncio.sleep(self.setup.work.backoff.seconds(failures))
-
-    def _may_wait(self, error: Exception, start_by: float) -> bool:
-        """Whether a server cannot be reached, and the start has time left; the log says what is waited for."""
-        may_wait = isinstance(error, UnavailableError) and asyncio.get_running_loop().time() < start_by
-        if may_wait:
-            log.warning("consumer.waiting", queue=self.queue, reason=str(error))
-        return may_wait
 
     async def _prepare(self) -> None:
         setup = self.setup

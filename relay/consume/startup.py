@@ -1,7 +1,8 @@
 """Check and maintain the inbox: it answers, has partitions for the next days, and forgets old begun attempts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import psycopg
@@ -13,9 +14,16 @@ from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.transactions import Transactions
 from relay.consume.apply.transactions_factory import open_transactions
-from relay.errors import DatabaseUnavailableError, DeadlineError, OutboxError, SchemaError
+from relay.errors import (
+    BrokerUnavailableError,
+    DatabaseUnavailableError,
+    DeadlineError,
+    OutboxError,
+    SchemaError,
+    UnavailableError,
+)
 from relay.logger import get_logger
-from relay.runtime.backoff import Stopping, wait_for_event
+from relay.runtime.backoff import Backoff, Stopping, wait_for_event
 from relay.servers.postgres.compatibility import TABLES_MISSING
 from relay.servers.postgres.database import one_line
 
@@ -49,6 +57,38 @@ LEFT_BEHIND = """
     SELECT count(*) FROM {schema}.held_message
     WHERE consumer_name = %(consumer)s AND NOT (%(holds)s AND (partition = %(no_partition)s) = NOT %(by_partition)s)
 """
+
+
+class StartWait:
+    """Waits at a consumer's start for servers that cannot be reached, for so many seconds after `begin`."""
+
+    def __init__(self, queue: str, seconds: float, backoff: Backoff) -> None:
+        self._queue = queue
+        self._seconds = seconds
+        self._backoff = backoff
+        self._until = -math.inf  # by the loop's clock
+
+    def begin(self) -> None:
+        self._until = asyncio.get_running_loop().time() + self._seconds
+
+    async def until_done(self, prepare: Callable[[], Awaitable[None]]) -> None:
+        """Return when `prepare` has; it is called again while a server cannot be reached."""
+        failures = 0
+        while True:
+            try:
+                return await prepare()
+            except (BrokerUnavailableError, DatabaseUnavailableError) as error:
+                if not self.goes_on(error):
+                    raise
+                failures += 1
+                await asyncio.sleep(self._backoff.seconds(failures))
+
+    def goes_on(self, error: Exception) -> bool:
+        """Whether a server cannot be reached, and the start has time left; the log says what is waited for."""
+        goes_on = isinstance(error, UnavailableError) and asyncio.get_running_loop().time() < self._until
+        if goes_on:
+            log.warning("consumer.waiting", queue=self._queue, reason=str(error))
+        return goes_on
 
 
 async def check_inbox(inbox: Inbox) -> None:

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from relay.config.settings import BrokerSettings, DatabaseSettings
 from relay.consume import Backoff, Consumer, Inbox, Message, WorkPolicy, on, run_all
 from relay.consume.lifecycle import RunsInBlock
+from relay.consume.pool import PartitionedConsumer
 from relay.errors import BrokerUnavailableError, QueueMissingError, UsageError
 from relay.runtime.hindrance import Hindrance
 from relay.testing.servers.process import free_port
@@ -18,6 +19,7 @@ from tests.support.proxied import proxied, with_port
 from tests.support.proxy import FaultProxy
 
 OFTEN = WorkPolicy(backoff=Backoff(0.05, 0.1))
+KINDS = [Consumer, PartitionedConsumer]
 
 
 async def test_it_is_ready_in_the_block_and_drained_at_its_end(
@@ -177,7 +179,7 @@ async def test_an_error_that_ends_it_in_the_block_is_logged_at_once_and_raised_a
         await consumer.__aexit__(None, None, None)
 
 
-async def wait_for_late(consumer: Consumer, proxy: FaultProxy) -> None:
+async def wait_for_late(consumer: Consumer | PartitionedConsumer, proxy: FaultProxy) -> None:
     """Run a consumer whose server refuses at first, until it is ready."""
     proxy.refusing = True
     with capture_logs() as events:
@@ -188,35 +190,47 @@ async def wait_for_late(consumer: Consumer, proxy: FaultProxy) -> None:
             await eventually(lambda: not consumer.hindrances(), "it is ready")
 
 
-async def test_a_broker_that_comes_up_late_is_waited_for(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_broker_that_comes_up_late_is_waited_for(
+    kind: type[Consumer | PartitionedConsumer], queue: Queue, inbox: Inbox, broker: BrokerSettings
+) -> None:
     async with proxied(broker) as (proxy, behind):
-        consumer = Consumer(queue.name, [count], inbox=inbox, broker=behind, work=OFTEN, start_timeout=60)
+        consumer = kind(queue.name, [count], inbox=inbox, broker=behind, work=OFTEN, start_timeout=60)
         await wait_for_late(consumer, proxy)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_database_that_comes_up_late_is_waited_for(
-    queue: Queue, table: Table, database: DatabaseSettings, broker: BrokerSettings
+    kind: type[Consumer | PartitionedConsumer],
+    queue: Queue,
+    table: Table,
+    database: DatabaseSettings,
+    broker: BrokerSettings,
 ) -> None:
     async with proxied(database) as (proxy, behind):
         inbox = Inbox(behind, "projection")
-        consumer = Consumer(queue.name, [count], inbox=inbox, broker=broker, work=OFTEN, start_timeout=60)
+        consumer = kind(queue.name, [count], inbox=inbox, broker=broker, work=OFTEN, start_timeout=60)
         await wait_for_late(consumer, proxy)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seconds", [0, 0.2])
 async def test_a_server_that_does_not_come_up_in_time_ends_it(
-    seconds: float, queue: Queue, inbox: Inbox, broker: BrokerSettings
+    kind: type[Consumer | PartitionedConsumer], seconds: float, queue: Queue, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     nowhere = with_port(broker, free_port())
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=nowhere, start_timeout=seconds)
+    consumer = kind(queue.name, [count], inbox=inbox, broker=nowhere, start_timeout=seconds)
 
     with pytest.raises(BrokerUnavailableError, match="Connect call failed"):
         await consumer.run(signals=False)
 
 
-async def test_a_stop_ends_the_waiting(queue: Queue, inbox: Inbox, broker: BrokerSettings) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stop_ends_the_waiting(
+    kind: type[Consumer | PartitionedConsumer], queue: Queue, inbox: Inbox, broker: BrokerSettings
+) -> None:
     nowhere = with_port(broker, free_port())
-    consumer = Consumer(queue.name, [count], inbox=inbox, broker=nowhere, start_timeout=3600)
+    consumer = kind(queue.name, [count], inbox=inbox, broker=nowhere, start_timeout=3600)
     running = asyncio.create_task(consumer.run(signals=False))
     await asyncio.sleep(0.3)
 

@@ -31,7 +31,14 @@ from relay.consume.pool.database_contact import DatabaseContact
 from relay.consume.pool.holding import Holding
 from relay.consume.pool.member_connection import MemberConnection
 from relay.consume.pool.policy import Partition, PoolPolicy
-from relay.consume.startup import check_inbox, keep_up, note_queue, warn_of_left_behind, warn_of_single_batches
+from relay.consume.startup import (
+    StartWait,
+    check_inbox,
+    keep_up,
+    note_queue,
+    warn_of_left_behind,
+    warn_of_single_batches,
+)
 from relay.errors import ConfigurationError, DatabaseUnavailableError
 from relay.logger import get_logger
 from relay.runtime.backoff import Backoff, Stopping, unless_stopping, wait_for_event
@@ -63,6 +70,7 @@ class PartitionedConsumer(RunsInBlock):
         failures: as for `Consumer`; `order` is "hold".
         work: as for `Consumer`; `concurrency` is 1, for each partition.
         declare: at the start, declare the exchange and the queues if they are missing. If false, they must exist.
+        start_timeout: seconds for which servers that cannot be reached are waited for at the start.
     Raises:
         ConfigurationError: another `order` or `concurrency`, or an argument that `Consumer` refuses.
     """
@@ -78,6 +86,7 @@ class PartitionedConsumer(RunsInBlock):
         failures: FailurePolicy = FailurePolicy(),  # noqa: B008 (immutable)
         work: WorkPolicy = WorkPolicy(),  # noqa: B008 (immutable)
         declare: bool = True,
+        start_timeout: float = 0.0,
     ) -> None:
         if work.concurrency not in (None, 1):
             raise ConfigurationError(f"concurrency ({work.concurrency}) is 1 in a pool: a partition has one worker")
@@ -95,6 +104,7 @@ class PartitionedConsumer(RunsInBlock):
         consumer = Consumer(queue, handlers, inbox=inbox, broker=broker, failures=failures, work=work, declare=declare)
         self._setup = consumer.setup
         self._may_declare = declare
+        self._start = StartWait(queue, start_timeout, work.backoff)
         self._policy = pool
         self._interval = pool.check_in_timeout / CHECK_INS
         # Short waits: a member that comes back late from an outage is taken for dead.
@@ -214,7 +224,8 @@ class PartitionedConsumer(RunsInBlock):
         with shared_signals(self.stop, reload=self.reload, wanted=signals):
             try:
                 async with cut_after(setup.stop, setup.work.drain_timeout):
-                    await unless_stopping(setup.stop, self._prepare())
+                    self._start.begin()
+                    await unless_stopping(setup.stop, self._start.until_done(self._prepare))
                     async with asyncio.TaskGroup() as tasks:
                         upkeep = tasks.create_task(keep_up(setup.inbox), name="consume.upkeep")
                         contact = tasks.create_task(self._contact.watch(), name="pool.contact")
