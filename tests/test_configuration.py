@@ -182,6 +182,26 @@ def test_routes_are_tables_in_the_file_and_json_in_a_variable(toml: Write) -> No
     assert from_file[0].routing_key == "{aggregate_type}.{event_type}"
 
 
+SOURCES = ["", "/shop", "shop", "https://example.org/shop?a=1#b", "urn:uuid:6e8bc430-9c3a-11d9-9669-080020", "a@b"]
+NO_SOURCES = ["a b", "1a:b", ":b", "é", "%zz", "a\n", "/" * 256, "https://me:hunter2@example.org/", "//me@example.org"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_source_of_events_is_a_uri_or_a_path(source: str) -> None:
+    settings = load(environ={"RELAY_BROKER_CLOUDEVENTS_SOURCE": source}).settings
+
+    assert settings.broker.cloudevents_source == source
+
+
+@pytest.mark.parametrize("source", NO_SOURCES)
+def test_another_source_is_refused_and_a_password_is_not_repeated(source: str) -> None:
+    with pytest.raises(ConfigurationError, match="it takes a URI or a path, without a login") as refused:
+        load(environ={"RELAY_BROKER_CLOUDEVENTS_SOURCE": source})
+
+    assert str(refused.value).startswith("broker.cloudevents_source = ")
+    assert "hunter2" not in str(refused.value)
+
+
 def test_all_that_is_wrong_is_told_at_once_with_key_source_and_what_it_takes(toml: Write) -> None:
     file = toml(
         """

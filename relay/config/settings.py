@@ -42,6 +42,10 @@ ORIGIN = re.compile(r"(https?://(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?)
 # No login before the host: that is what the token is for.
 WEBHOOK = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-\"$-~]*)?")
 
+# Of RFC 3986: it begins with a scheme, or has no colon before its first slash. No login before a host.
+_URI = r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*"
+URI_REFERENCE = re.compile(rf"(?!.*//[^/]*@)(?:[A-Za-z][A-Za-z0-9+.-]*:|(?![^/?#]*:)){_URI}")
+
 
 def _libpq_url(url: SecretStr) -> SecretStr:
     return _readable(url, libpq_parameters)
@@ -107,6 +111,12 @@ def _webhook(url: str) -> None:
     remember(url)
     if url and not WEBHOOK.fullmatch(url):
         raise ValueError
+
+
+def _uri_reference(reference: str) -> str:
+    if len(reference) > 255 or not URI_REFERENCE.fullmatch(reference):
+        raise ValueError
+    return reference
 
 
 def _issuer(issuer: str) -> str:
@@ -177,6 +187,7 @@ Origin = Annotated[
     Takes("https://host:port or https://host/path, with no / at its end, or nothing"),
 ]
 Issuer = Annotated[str, AfterValidator(_issuer), Takes("an https URL, or nothing")]
+UriReference = Annotated[str, AfterValidator(_uri_reference), Takes("a URI or a path, without a login, or nothing")]
 Networks = Annotated[
     str, AfterValidator(_networks), Takes("addresses and networks separated by commas, as in 10.0.0.0/8, or nothing")
 ]
@@ -228,6 +239,14 @@ class Unroutable(StrEnum):
     DISCARD = "discard"  # it is kept as discarded
 
 
+class CloudEvents(StrEnum):
+    """How a message is a CloudEvent."""
+
+    OFF = "off"  # it is an ordinary message
+    BINARY = "binary"  # by headers
+    STRUCTURED = "structured"  # by an envelope, which is the body
+
+
 class Authentication(StrEnum):
     """How the console knows who uses it."""
 
@@ -277,6 +296,10 @@ class BrokerSettings(Section):
     """at start, declare that exchange (topic, durable) and what `[topology]` lists, if missing"""
     app_id: ShortString = "outbox-relay"
     """the property `app_id` of each message"""
+    cloudevents_source: UriReference = ""
+    """`source` of each CloudEvent; empty: `/` and `app_id`"""
+    cloudevents_prefix: Literal["ce-", "cloudEvents_", "cloudEvents:"] = "ce-"
+    """of the headers of a binary CloudEvent: `ce-`, `cloudEvents_` or `cloudEvents:` (docs/cloudevents.md)"""
     connect_timeout: Seconds = 5.0
     """for resolving a name, and for a connection to each address"""
     confirm_timeout: Seconds = 30.0
@@ -396,6 +419,8 @@ class Route(Section):
     """may contain `{aggregate_type}`, `{aggregate_id}` and `{event_type}`"""
     unroutable: Unroutable = Unroutable.QUARANTINE
     """rows of these types for which no queue is bound: they wait in quarantine, are marked sent, or are discarded"""
+    cloudevents: CloudEvents = CloudEvents.OFF
+    """whether they go out as CloudEvents (docs/cloudevents.md), by headers (binary) or in an envelope (structured)"""
 
 
 class HttpSettings(Section):

@@ -11,6 +11,7 @@ import orjson
 from aiormq.abc import DeliveredMessage
 from typing_extensions import TypeVar
 
+from relay.consume.cloudevents import WRAPPED, Unwrapped, unwrapped
 from relay.outbox.declared import VERSION
 from relay.servers.rabbitmq.content_header import UNDECODABLE
 
@@ -107,20 +108,26 @@ def read_delivery(delivered: DeliveredMessage, consumer_name: str, *, by_writer:
         message_id = UUID(properties.message_id or "")
     except ValueError:
         return Unreadable(f"its message_id {properties.message_id!r} is no UUID")
+    found = Unwrapped(delivered.body, properties.content_type)
+    if WRAPPED in headers:
+        try:
+            found = unwrapped(delivered.body)
+        except ValueError as error:
+            return Unreadable(f"its CloudEvents envelope cannot be read: {error}")
     writer = _text(headers.get(WRITER)) if by_writer else None
     message = Message(
         message_id=message_id,
         type=properties.message_type or "",
-        body=delivered.body,
+        body=found.body,
         aggregate_type=_text(headers.get("x-aggregate-type")),
         aggregate_id=_text(headers.get("x-aggregate-id")),
-        content_type=properties.content_type,
+        content_type=found.content_type,
         timestamp=properties.timestamp,
         routing_key=delivered.routing_key or "",
         redelivered=bool(delivered.redelivered),
         headers=headers,
         consumer_name=consumer_name,
-        payload=delivered.body,
+        payload=found.body,
         inbox_id=None if writer is None else id_of_writer(message_id, writer),
     )
     # A message without an aggregate id needs no order: its id is its key.

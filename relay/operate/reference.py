@@ -63,12 +63,14 @@ EXAMPLES = {
 # event_type and aggregate_type are shell patterns; exchange = "" is the default exchange, which takes the name
 # of a queue as routing_key. routing_key may contain {aggregate_type}, {aggregate_id} and {event_type}.
 # Rows of these types for which no queue is bound wait ("quarantine"), or are "sent", or go to "discard".
+# Their messages can be CloudEvents ("binary" or "structured").
 #[[routes]]
 #event_type = "Invoice*"
 #aggregate_type = "*"
 #exchange = "billing"
 #routing_key = "{aggregate_type}.{event_type}"
 #unroutable = "quarantine"
+#cloudevents = "off"
 """,
     "topology.exchanges": """\
 #[[topology.exchanges]]

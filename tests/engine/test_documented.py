@@ -7,13 +7,13 @@ import psycopg
 from aio_pika.abc import AbstractIncomingMessage
 from psycopg.types.json import Json
 
-from relay.config.settings import BrokerSettings, DatabaseSettings
+from relay.config.settings import BrokerSettings, CloudEvents, DatabaseSettings, Route
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, Retries, on
 from relay.consume.apply.fence import EPOCH, PARTITION
 from relay.consume.failed.envelope import FOLDED, OF_FAILURES, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, THE_BROKERS
 from relay.consume.failed.queues import retry_queue_name
 from relay.engine.send.codec import Encoder
-from relay.engine.send.message import LINK, OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, MessageIdentity
+from relay.engine.send.message import LINK, OURS, REDELIVERED, REPLAY_ID, REPLAYED_AT, WRAPPED, MessageIdentity
 from relay.engine.send.routes import Router
 from relay.operate.messages.message import EDIT_OF
 from relay.outbox.declared import VERSION
@@ -91,14 +91,15 @@ async def test_the_documented_properties_and_headers_are_those_of_a_message(
     headers = items("### Headers")
 
     assert set_properties(message) == set(items("### Properties"))
-    assert set(message.headers) == {*headers, "own"} - {LINK, REDELIVERED, REPLAY_ID, REPLAYED_AT, EDIT_OF}
+    assert set(message.headers) == {*headers, "own"} - {LINK, REDELIVERED, REPLAY_ID, REPLAYED_AT, EDIT_OF, WRAPPED}
     assert set(headers) == OURS | TRACE.keys() | {LINK, REPLAY_ID, REPLAYED_AT, VERSION, EDIT_OF}
 
 
 def test_the_documented_types_are_those_of_the_frames() -> None:
     row = ROW._replace(traceparent=TRACE["traceparent"].encode(), tracestate=TRACE["tracestate"].encode())
     row = row._replace(written_as=b"billing")
-    encoder = Encoder(1, 4096, Router((), "outbox"), MessageIdentity(b"relay", 1 << 20))
+    route = Route(exchange="outbox", cloudevents=CloudEvents.STRUCTURED)
+    encoder = Encoder(1, 4096, Router((route,), "outbox"), MessageIdentity(b"relay", 1 << 20))
     frames = encoder.encode([row], {row.id}).frames
 
     types = {name: cells[0].strip("`").encode() for name, cells in items("### Headers").items()}

@@ -14,7 +14,7 @@ from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.config.settings import Route
+from relay.config.settings import CloudEvents, Route
 from relay.engine.row import Row
 from relay.engine.send import codec, frames
 from relay.engine.send.codec import Codec
@@ -203,11 +203,12 @@ wrong_rows = st.lists(anything | st.integers() | st.text(max_size=3), min_size=1
     st.sets(st.integers(1, 2**63 - 1)),
     st.sampled_from([0, 64, 300, 4096, 131_072]),
     st.booleans(),
+    st.sampled_from(CloudEvents),
 )
 def test_the_codecs_write_the_same_bytes_and_refuse_the_same_rows(
-    several: list[Row], others: set[int], frame_max: int, by_key: bool
+    several: list[Row], others: set[int], frame_max: int, by_key: bool, form: CloudEvents
 ) -> None:
-    routes = [Route(exchange="e", routing_key="{aggregate_id}")] if by_key else []
+    routes = [Route(exchange="e", routing_key="{aggregate_id}" if by_key else "k", cloudevents=form)]
     redelivered = others | {row.id for row in several[::2]}
 
     by_each = [

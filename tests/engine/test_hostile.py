@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, example, given
 from hypothesis import settings as bounds
 from psycopg.sql import SQL, Identifier
 
+from relay.config.settings import CloudEvents, Route, Settings
 from relay.engine.node import Node
 from tests.engine.conftest import Outbox, Reader, RunNode
 from tests.support.eventually import eventually
@@ -125,15 +126,17 @@ class MixedWriters:
 
 # The node draws from `random` in the loop meanwhile: it backs off.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
+@pytest.mark.parametrize("form", list(CloudEvents))
 async def test_no_row_of_a_writer_stops_the_others(
-    outbox: Outbox, queue: Reader, run_node: RunNode, database_url: str
+    form: CloudEvents, outbox: Outbox, queue: Reader, run_node: RunNode, settings: Settings, database_url: str
 ) -> None:
+    routed = settings.model_copy(update={"routes": (Route(exchange="outbox", cloudevents=form),)})
     await outbox.connection.execute(SCRIPT.encode())
     loop = asyncio.get_running_loop()
     as_writer = f"{database_url}?options=-crole%3Doutbox_writer"
     async with (
         await psycopg.AsyncConnection.connect(as_writer) as writer,
-        run_node(max_message_bytes=1_000_000) as node,
+        run_node(routed, max_message_bytes=1_000_000) as node,
     ):
         writers = MixedWriters(outbox, writer, node)
 

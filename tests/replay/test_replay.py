@@ -11,6 +11,7 @@ from psycopg.types.json import Jsonb
 
 from tests.replay.conftest import Commands
 from tests.replay.sent import Copies, SentRows, faults, ids_of, repeats
+from tests.support.cloud_events import by_rabbitmq
 
 
 async def test_a_replay_is_the_same_message_with_two_headers_more(
@@ -35,6 +36,24 @@ async def test_a_replay_is_the_same_message_with_two_headers_more(
         *("x-aggregate-type", "x-aggregate-id", "x-outbox-id", "x-outbox-lane", "x-outbox-writer"),
         *("x-replay-id", "x-replayed-at"),
     }
+
+
+@pytest.mark.parametrize("form", ["binary", "structured"])
+async def test_a_replayed_event_has_the_id_and_the_time_of_its_row(
+    form: str, relay: Commands, sent: SentRows, copies: Copies
+) -> None:
+    (row,) = await sent.add(1)
+    message_id = await sent.value("SELECT message_id FROM outbox.message WHERE id = %s", row)
+    routes = json.dumps([{"exchange": "outbox", "cloudevents": form}])
+
+    for _ in range(2):
+        ended = await relay("replay", "--all", RELAY_ROUTES=routes)
+        assert ended.code == 0, ended.said
+
+    events = [by_rabbitmq(copy) for copy in await copies.read()]
+    assert [event.get_id() for event in events] == 2 * [str(message_id)]
+    written_at = await sent.value("SELECT created_at FROM outbox.message WHERE id = %s", row)
+    assert [event.get_time() for event in events] == 2 * [written_at]
 
 
 PARENT, STATE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1"

@@ -287,7 +287,7 @@ class HeldTable:
             exchange=delivery.delivered.exchange or "",
             routing_key=delivery.message.routing_key,
             envelope=pack(delivery.delivered),
-            body=delivery.message.body,
+            body=delivery.delivered.body,
             attempts=history.attempts,
             first_failed_at=history.first_failed_at,
         )

@@ -270,11 +270,13 @@ cdef class Template:
 
     cdef bytes start, properties, names, lane, delivery, end
     cdef Py_ssize_t header_size, table_size, fixed
+    cdef bint is_event
 
     def __cinit__(self, template):
         self.start, self.properties, self.names = template.start, template.properties, template.names
         self.lane, self.delivery, self.end = template.lane, template.delivery, template.end
         self.header_size, self.table_size = template.header_size, template.table_size
+        self.is_event = template.is_event
         # The header frame's own size, and its END, are in none of the three.
         self.fixed = len(self.start) + 4 + self.header_size + 1
 
@@ -337,7 +339,13 @@ cdef class Writer:
             check_row(row, self.encoder.identity)
         if message_id is None or len(message_id) != MESSAGE_ID_BYTES:
             self.encoder.refuse_message_id(row)
-        cdef Py_ssize_t own = self.write_table(row, headers, traceparent, redelivered)
+        cdef Py_ssize_t own
+        if template.is_event:
+            body, further = self.encoder.event(row, redelivered=redelivered)
+            size = len(body)
+            own = self.put_further(further)
+        else:
+            own = self.write_table(row, headers, traceparent, redelivered)
         if aggregate_id is not None:
             own += len(KEY_ENTRY) + 4 + len(aggregate_id)
         cdef Py_ssize_t header_size = template.header_size + own
@@ -374,12 +382,15 @@ cdef class Writer:
 
     cdef Py_ssize_t write_table(self, row, bytes headers, bytes traceparent, bint redelivered) except -1:
         """Write the entries beyond those that every message has into `table`; return how many bytes they have."""
-        cdef bytes further
         if redelivered or (<tuple>row)[11] is not None or not self.table.write(headers, traceparent):
-            further = self.encoder.further(row, redelivered=redelivered)
-            self.table.size = 0
-            self.table.room(len(further))
-            self.table.put(further)
+            return self.put_further(self.encoder.further(row, redelivered=redelivered))
+        return self.table.size
+
+    cdef Py_ssize_t put_further(self, bytes further) except -1:
+        """Put encoded entries into `table`; return how many bytes they have."""
+        self.table.size = 0
+        self.table.room(len(further))
+        self.table.put(further)
         return self.table.size
 
     cdef void put_body(self, Buffer buffer, bytes body) noexcept:

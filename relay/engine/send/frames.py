@@ -20,7 +20,9 @@ from aiormq.abc import AbstractChannel, ChannelFrame
 from pamqp.commands import Basic, Channel
 from pamqp.header import ContentHeader
 
+from relay.config.settings import CloudEvents
 from relay.engine.row import Address, Outcome, Row, Settled
+from relay.engine.send import cloudevents
 from relay.engine.send.message import (
     ENCODING_ERRORS,
     LAST_SECOND,
@@ -38,6 +40,7 @@ from relay.engine.send.message import (
 from relay.engine.send.routes import Router
 from relay.engine.send.wire import NACKED, Settle, after_close, returned_words
 from relay.observe.histogram import Histogram
+from relay.outbox.declared import VERSION
 from relay.servers.rabbitmq.content_header import encode_table
 from relay.servers.rabbitmq.insides import give_frames_back, take_frames, write_queue
 
@@ -48,6 +51,7 @@ BASIC, PUBLISH, MANDATORY = 60, 40, 1
 BASIC_CONTENT = BASIC << 16  # class and weight, the first fields of a content header
 KEY_ENTRY = b"\x0ex-aggregate-idS"
 WRITER_ENTRY = b"\x0fx-outbox-writerS"
+WRAPPED_ENTRY = b"\x14x-outbox-cloudeventsS\x00\x00\x00\x0astructured"
 # content-type, headers, delivery-mode, message-id, timestamp, type, app-id
 FLAGS = 1 << 15 | 1 << 13 | 1 << 12 | 1 << 7 | 1 << 6 | 1 << 5 | 1 << 3
 FRAME_OVERHEAD = 8  # type, channel, size and end mark
@@ -249,6 +253,7 @@ class Template(NamedTuple):
     lane: bytes
     delivery: bytes
     end: bytes
+    is_event: bool  # the route makes CloudEvents of these rows
 
 
 class Encoded(NamedTuple):
@@ -324,7 +329,10 @@ class Encoder:
         if len(message_id) != MESSAGE_ID_BYTES:
             self.refuse_message_id(row)
         own = b"" if aggregate_id is None else KEY_ENTRY + len(aggregate_id).to_bytes(4, "big") + aggregate_id
-        if headers is not None or traceparent is not None or redelivered:
+        if template.is_event:
+            body, further = self.event(row, redelivered=redelivered)
+            size, own = len(body), own + further
+        elif headers is not None or traceparent is not None or redelivered:
             own += self.further(row, redelivered=redelivered)
         if template.header_size + len(own) > self.max_body:
             self.check_header(template.header_size + len(own))
@@ -355,6 +363,19 @@ class Encoder:
         """Return the table entries that not every message has."""
         return _table(extra_headers(row, self.identity, redelivered=redelivered))
 
+    def event(self, row: Row, *, redelivered: bool) -> tuple[bytes, bytes]:
+        """Return the body of a row whose route makes CloudEvents, and the table entries that not every message has.
+
+        Raises:
+            UnsendableError: the row cannot be a CloudEvent.
+        """
+        headers = cloudevents.own_headers(extra_headers(row, self.identity, redelivered=redelivered))
+        found = cloudevents.attributes(row, self.identity.events_source, headers.get(VERSION))
+        further = _table(headers) if headers else b""
+        if self.router.cloudevents(row) is CloudEvents.STRUCTURED:
+            return cloudevents.envelope(row, found, self.identity), further + WRAPPED_ENTRY
+        return row.body, further + _texts(self.identity.events_prefix, found)
+
     def refuse_message_id(self, row: Row) -> NoReturn:
         raise UnsendableError(f"a message_id has {MESSAGE_ID_BYTES} bytes, not {row.message_id!r}")
 
@@ -370,7 +391,11 @@ class Encoder:
         """
         address = self.router.allowed_address(row)
         start = publish_frame(self.channel, address, flags=MANDATORY) + struct.pack(">BH", HEADER, self.channel)
-        properties = _short(content_type(row), "content type")
+        form = self.router.cloudevents(row)
+        if form is not CloudEvents.OFF:
+            cloudevents.check_kind(row)
+        body_type = cloudevents.ENVELOPE if form is CloudEvents.STRUCTURED else content_type(row)
+        properties = _short(body_type, "content type")
         stamp = _table(dict(self.identity.stamp))
         writer = WRITER_ENTRY + _long(row.written_as) if row.written_as else b""
         names = stamp + writer + b"\x10x-aggregate-typeS" + _long(row.aggregate_type) + b"\x0bx-outbox-idl"
@@ -391,6 +416,7 @@ class Encoder:
             lane=lane,
             delivery=delivery,
             end=end,
+            is_event=form is not CloudEvents.OFF,
         )
 
 
@@ -419,6 +445,13 @@ def _short(value: bytes, name: str) -> bytes:
 
 def _long(value: bytes) -> bytes:
     return len(value).to_bytes(4, "big") + value
+
+
+def _texts(prefix: str, texts: dict[str, str]) -> bytes:
+    """Encode headers that are all texts as table entries; `prefix` begins each name."""
+    return b"".join(
+        _short((prefix + name).encode(), "header") + b"S" + _long(text.encode()) for name, text in texts.items()
+    )
 
 
 def _table(headers: dict[str, Any]) -> bytes:

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
+from urllib.parse import quote
 
 import orjson
 
@@ -22,7 +23,8 @@ REPLAY_ID, REPLAYED_AT = "x-replay-id", "x-replayed-at"  # from the stamp, or fr
 SENDER_SELECTED = ("CC", "BCC", "x-cc")
 LINK = "x-link-traceparent"  # of a replay, in place of traceparent: for a span link
 WRITER = "x-outbox-writer"  # the role that wrote the row, as PostgreSQL noted it
-OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", WRITER, REDELIVERED})
+WRAPPED = "x-outbox-cloudevents"  # on a message whose body is a CloudEvents envelope of the relay
+OURS = frozenset({"x-outbox-id", "x-outbox-lane", "x-aggregate-type", "x-aggregate-id", WRITER, WRAPPED, REDELIVERED})
 # A consumer or the broker writes these: from a row they would be believed.
 OF_OTHERS = frozenset({
     "x-folded-header", "x-partition", "x-partition-epoch", "x-retry-attempts", "x-dead-reason", "x-dead-attempts",
@@ -53,6 +55,8 @@ class MessageIdentity(NamedTuple):
     max_message_bytes: int
     stamp: Mapping[str, str | int] = MappingProxyType({})  # headers that all messages of a connection get
     sender_selected: bool = False  # whether a row's headers may name further routing keys
+    events_source: str = "/"  # of CloudEvents
+    events_prefix: str = "ce-"  # of the headers of a binary CloudEvent
 
     @classmethod
     def of(cls, settings: Settings, stamp: Mapping[str, str | int] | None = None) -> Self:
@@ -62,6 +66,8 @@ class MessageIdentity(NamedTuple):
             settings.relay.max_message_bytes,
             stamp or {},
             sender_selected=broker.sender_selected_distribution,
+            events_source=broker.cloudevents_source or "/" + quote(broker.app_id, safe=""),
+            events_prefix=broker.cloudevents_prefix,
         )
 
 

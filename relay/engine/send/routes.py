@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase, translate
 from typing import Self
 
-from relay.config.settings import Route, Settings, Unroutable
+from relay.config.settings import CloudEvents, Route, Settings, Unroutable
 from relay.engine.row import Address, Row
 from relay.engine.send.message import UnsendableError
 
@@ -81,6 +81,10 @@ class Router:
     def unroutable(self, row: Row) -> Unroutable:
         """Return what becomes of the row when no queue is bound for its address."""
         return self.route(row.aggregate_type, row.event_type).unroutable
+
+    def cloudevents(self, row: Row) -> CloudEvents:
+        """Return how the row's message is a CloudEvent."""
+        return self.route(row.aggregate_type, row.event_type).cloudevents
 
     def route(self, aggregate_type: bytes, event_type: bytes) -> Route:
         """Return the route of the rows of a kind; it has the address of those that name no address."""
