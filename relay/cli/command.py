@@ -73,6 +73,10 @@ COMMANDS = {
         "Compare what was sent with what consumers have applied.",
     ),
     "topology": ("relay.cli.topology:app", "Declare the exchanges, queues and bindings that relay.toml lists."),
+    "events": (
+        "relay.cli.events:app",
+        "List and export the events that an application declares; compare them with an earlier export.",
+    ),
     "retention": (
         "relay.cli.retention:retention",
         "Drop old days of sent rows and of the inbox.",

@@ -20,6 +20,7 @@ from relay.testing.transaction import require_transaction
 from relay.testing.written import Written
 
 if TYPE_CHECKING:
+    from relay.testing.contracts import assert_compatible
     from relay.testing.harness import Dead, DeliveryReport, Harness
     from relay.testing.scenario import Scenario
 
@@ -31,6 +32,7 @@ __all__ = [
     "Outbox",
     "Scenario",
     "Written",
+    "assert_compatible",
     "capture",
     "migrate",
     "require_transaction",
@@ -46,6 +48,11 @@ def __getattr__(name: str) -> Any:
             from relay.testing import harness  # noqa: PLC0415
 
         return getattr(harness, name)
+    if name == "assert_compatible":
+        with importing("testing"):
+            from relay.testing.contracts import assert_compatible  # noqa: PLC0415
+
+        return assert_compatible
     if name == "Scenario":
         with importing("relay"):
             from relay.testing.scenario import Scenario  # noqa: PLC0415

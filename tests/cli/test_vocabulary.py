@@ -22,6 +22,8 @@ FLAGS = {
     "--stop-when-failing", "--overwrite", "--trace", "--folder",
     "--keep", "--keep-batches", "--keep-inbox", "--sql", "--check", "--downgrade", "--lock-timeout", "--wait", "--node",
     "--ready",
+    # declared events
+    "--against", "--require", "--format",
     # users of the console
     "--role", "--file",
     # how it is shown

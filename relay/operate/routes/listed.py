@@ -26,6 +26,13 @@ def listed_for(topology: TopologySettings, exchange: str, routing_key: str) -> l
     return [f"{kind_of(each)} {name_of(each)}" for each in ways]
 
 
+def queues_for(topology: TopologySettings, exchange: str, routing_key: str) -> list[str]:
+    """Return the names of the queues that the list gives messages for an address, sorted."""
+    if not exchange:
+        return [queue.name for queue in topology.queues if queue.name == routing_key]
+    return sorted({each.queue for each in _ways(topology, exchange, routing_key, frozenset()) if each.queue})
+
+
 def _ways(topology: TopologySettings, exchange: str, key: str, passed: frozenset[str]) -> Iterator[Binding]:
     kinds = BUILT_IN | {each.name: each.type for each in topology.exchanges}
     kind = kinds.get(exchange, ExchangeType.TOPIC)
