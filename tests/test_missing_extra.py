@@ -23,6 +23,8 @@ import pytest
         ("pydantic", "from relay.testing import assert_compatible", "testing"),
         ("pydantic", "from relay.testing import migrate; migrate('')", "testing"),
         ("pydantic", "from relay.outbox import event; event('InvoiceIssued', key=('customer', None))", "events"),
+        ("django", "import relay.django", "django"),
+        ("django", "import relay.testing.django", "django"),
         ("pydantic", "import relay.config.loading", "relay"),
         ("pyarrow", "import sys; sys.path.insert(0, 'spark'); import outbox_spark", "spark-cluster"),
         ("pyspark", "import sys; sys.path.insert(0, 'spark'); import outbox_spark", "spark"),

@@ -72,11 +72,11 @@ def write(
     # A cursor of psycopg's own class: the connection's cursor class may need another kind of placeholder.
     try:
         with psycopg.Cursor(connection) as cursor:
-            if not (by_copy and _may_copy(connection)):
+            if not (by_copy and may_copy(connection)):
                 for batch in batches(rows):
-                    cursor.execute(*_execution(batch, schema))
+                    cursor.execute(*execution(batch, schema))
                 return
-            with cursor.copy(_copy_statement(schema, NewRow._fields)) as stream:
+            with cursor.copy(copy_statement(schema, NewRow._fields)) as stream:
                 for row in rows:
                     stream.write_row(row)
     except psycopg.Error as error:
@@ -92,12 +92,12 @@ async def write_async(
     if not autocommit:
         await require_transaction_async(connection)
     try:
-        if by_copy and _may_copy(connection):
+        if by_copy and may_copy(connection):
             await copy_async(connection, NewRow._fields, rows, schema)
             return
         async with psycopg.AsyncCursor(connection) as cursor:
             for batch in batches(rows):
-                await cursor.execute(*_execution(batch, schema))
+                await cursor.execute(*execution(batch, schema))
     except psycopg.Error as error:
         note_remedy(error, schema)
         raise
@@ -105,7 +105,8 @@ async def write_async(
 
 def note_remedy(error: Exception, schema: str) -> None:
     """Add the remedy to an error of the database, of whichever driver, that has a common one."""
-    code = getattr(error, "sqlstate", None) or getattr(getattr(error, "orig", None), "sqlstate", None)
+    drivers = (error, getattr(error, "orig", None), error.__cause__)  # SQLAlchemy has it as `orig`, Django as the cause
+    code = next((state for each in drivers if (state := getattr(each, "sqlstate", None))), None)
     if code in REMEDIES:
         error.add_note(REMEDIES[code].format(schema=schema))
 
@@ -129,7 +130,7 @@ async def copy_async(
     connection: psycopg.AsyncConnection[Any], columns: Sequence[str], rows: Iterable[Sequence[Any]], schema: str
 ) -> None:
     """Write rows of these columns by COPY."""
-    async with psycopg.AsyncCursor(connection) as cursor, cursor.copy(_copy_statement(schema, columns)) as stream:
+    async with psycopg.AsyncCursor(connection) as cursor, cursor.copy(copy_statement(schema, columns)) as stream:
         for row in rows:
             await stream.write_row(row)
 
@@ -176,11 +177,11 @@ def _require_transaction(connection: psycopg.Connection[Any] | psycopg.AsyncConn
         raise NoTransactionError
 
 
-def _may_copy(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+def may_copy(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
     return connection.info.pipeline_status is PipelineStatus.OFF  # the protocol allows no COPY in a pipeline
 
 
-def _execution(rows: Sequence[NewRow], schema: str) -> tuple[bytes, Sequence[Any]]:
+def execution(rows: Sequence[NewRow], schema: str) -> tuple[bytes, Sequence[Any]]:
     return _statement(schema, is_one=len(rows) == 1), parameters(rows)
 
 
@@ -189,7 +190,7 @@ def _statement(schema: str, *, is_one: bool) -> bytes:
     return statement(schema, "%s", is_one=is_one).encode()
 
 
-def _copy_statement(schema: str, columns: Sequence[str]) -> bytes:
+def copy_statement(schema: str, columns: Sequence[str]) -> bytes:
     return COPY.format(schema=quoted(schema), columns=", ".join(columns)).encode()
 
 

@@ -19,7 +19,15 @@ class DjangoConnection(Protocol):
 
     @property
     def connection(self) -> Any: ...
+    @property
+    def atomic_blocks(self) -> Sequence[Any]: ...
+    @property
+    def execute_wrappers(self) -> Sequence[Any]: ...
+    @property
+    def wrap_database_errors(self) -> Any: ...
     def ensure_connection(self) -> None: ...
+    def validate_no_broken_transaction(self) -> None: ...
+    def cursor(self) -> Any: ...
 
 
 class DjangoCursor(Protocol):
@@ -158,11 +166,17 @@ def _write(
     target: "Sync | Async", rows: list[NewRow], schema: str, *, by_copy: bool, autocommit: bool
 ) -> Coroutine[Any, Any, None] | None:
     autocommit = autocommit and not watch.is_strict()
-    driver = driver_of(target)
+    django = django_of(target)
+    driver = driver_of(django or target)
     if isinstance(driver, psycopg.AsyncConnection):
         return Awaited(insert.write_async(driver, rows, schema, by_copy=by_copy, autocommit=autocommit), CALLS)
     if isinstance(driver, psycopg.Connection):
-        insert.write(driver, rows, schema, by_copy=by_copy, autocommit=autocommit)
+        if django is None:
+            insert.write(driver, rows, schema, by_copy=by_copy, autocommit=autocommit)
+        else:
+            from relay.outbox import by_django  # noqa: PLC0415
+
+            by_django.write(django, rows, schema, by_copy=by_copy, autocommit=autocommit)
         return None
     if is_of_asyncpg(target):
         from relay.outbox import by_asyncpg  # noqa: PLC0415
@@ -196,8 +210,17 @@ def driver_of(target: object) -> object:
     """Return psycopg's connection of its cursor, or of a connection or cursor of Django; else the target."""
     if isinstance(target, psycopg.Cursor | psycopg.AsyncCursor):
         return target.connection
-    connection: Any = getattr(target, "db", target)
-    if not hasattr(connection, "ensure_connection"):
+    if (django := django_of(target)) is None:
         return target
-    connection.ensure_connection()  # Django opens it at the first statement, which may be this one
-    return connection.connection
+    if django.connection is None:  # Django opens it at the first statement, which may be this one
+        django.ensure_connection()
+    return django.connection
+
+
+def django_of(target: object) -> DjangoConnection | None:
+    """Return the connection of Django that the target is, or whose cursor it is."""
+    opens = getattr(target, "ensure_connection", None) or getattr(
+        getattr(target, "db", None), "ensure_connection", None
+    )
+    # The proxy `django.db.connection` looks for the connection at each attribute. A method of it knows the connection.
+    return getattr(opens, "__self__", None)

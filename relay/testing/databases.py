@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from threading import Lock
 
 import psycopg
 from psycopg import errors
@@ -19,7 +18,6 @@ from relay.errors import ConfigurationError, importing
 TEMPLATE, UNFINISHED, TEST = "outbox_template", "outbox_unfinished", "outbox_test"
 OURS = re.compile(r"(outbox_template_\d{4}|outbox_unfinished|outbox_test)_(?P<day>\d{8})_[0-9a-f]{8,16}")
 LEFT_AFTER = timedelta(days=2)
-ONE_AT_A_TIME = Lock()  # Alembic keeps the current migration in globals of the process
 
 TAKE_LOCK = SQL("SELECT pg_advisory_lock(hashtextextended('outbox_template', 0))")
 DATABASES = SQL("SELECT datname FROM pg_database WHERE starts_with(datname, 'outbox_')")
@@ -38,13 +36,9 @@ def migrate(url: str, *, schema: str = "outbox") -> None:
         MissingExtraError: the extra `testing` is not installed.
     """
     with importing("testing"):
-        from pydantic import SecretStr  # noqa: PLC0415
+        from relay.operate.schema.at_url import migrate_at  # noqa: PLC0415
 
-        from relay.config.settings import DatabaseSettings  # noqa: PLC0415
-        from relay.operate.schema import migrate as tables  # noqa: PLC0415
-
-    with ONE_AT_A_TIME:
-        tables.migrate(DatabaseSettings(url=SecretStr(url), schema_name=schema))
+    migrate_at(url, schema)
 
 
 @contextmanager

@@ -22,6 +22,9 @@ PARTS = (
     "topology",
     "cli",
     "operate",
+    "django_app",
+    "testing/test_django.py",
+    "examples/test_django_shop.py",
 )
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".demo", "build", "dist", "__pycache__", "*.so")
 INSIDE = "/src/tests/container/newest"

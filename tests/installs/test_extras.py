@@ -26,6 +26,7 @@ BINARY = ("psycopg[binary]",)  # the application's own choice, as the write side
         ("write_traced", ["otel"], BINARY),
         ("read_back", ["testing"], BINARY),
         ("write_declared", ["events"], BINARY),
+        ("django_app", ["django"], BINARY),
         ("write_spark", ["spark"], ()),
         ("write_spark", ["spark-cluster"], ("pyspark>=4.1,<4.2",)),
         ("write_spark", ["spark-cluster"], ("pyspark>=3.5,<3.6",)),

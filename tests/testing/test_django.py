@@ -1,26 +1,14 @@
 """A Django project has the outbox in its test database, by one operation in a migration, and leaves no rows there."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from relay.testing import Outbox, migrate
 from relay.testing.servers.postgres import PostgresServer
+from tests.support.django_project import Project
 
-SETTINGS = """
-DATABASES = {{"default": {{
-    "ENGINE": "django.db.backends.postgresql", "NAME": "{dbname}", "USER": "{user}", "PASSWORD": "{password}",
-    "HOST": "{host}", "PORT": "{port}",
-}}}}
-INSTALLED_APPS = ["shop"]
-SECRET_KEY = "only for this test"
-USE_TZ = True
-"""
 MODELS = """
 from django.db import models
 
@@ -29,7 +17,7 @@ class Order(models.Model):
 """
 MIGRATION = """
 from django.db import migrations, models
-from relay.testing.django import Migrate
+from relay.django import Migrate
 
 class Migration(migrations.Migration):
     operations = [
@@ -75,40 +63,17 @@ class Committed(OutboxTransactionTestCase):
 """
 
 
-class Project:
-    """A Django project in a folder."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        given = {"password": "", **{name: str(value) for name, value in conninfo_to_dict(url).items()}}
-        self.folder = folder
-        for name, text in {
-            "project.py": SETTINGS.format(**given),
-            "shop/__init__.py": "",
-            "shop/models.py": MODELS,
-            "shop/migrations/__init__.py": "",
-            "shop/migrations/0001_initial.py": MIGRATION,
-            "shop/tests.py": TESTS,
-        }.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
-
-    def manage(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "django", *arguments],
-            cwd=self.folder,
-            env={**os.environ, "DJANGO_SETTINGS_MODULE": "project", "PYTHONPATH": str(self.folder)},
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
+FILES = {
+    "shop/models.py": MODELS,
+    "shop/migrations/__init__.py": "",
+    "shop/migrations/0001_initial.py": MIGRATION,
+    "shop/tests.py": TESTS,
+}
 
 
 @pytest.fixture
 def project(server_url: str, tmp_path: Path) -> Project:
-    return Project(tmp_path, server_url)
+    return Project(tmp_path, server_url, FILES)
 
 
 @pytest.mark.parametrize("parallel", ["1", "2"])
@@ -123,7 +88,7 @@ def test_a_database_of_relay_migrate_stays_as_it_is(tmp_path: Path, postgres: Po
     url = postgres.create_database("shop")
     try:
         migrate(url)
-        project = Project(tmp_path, url)
+        project = Project(tmp_path, url, FILES)
         assert "Make the tables of schema outbox, as `relay migrate` does" in project.manage("migrate", "--plan")
         project.manage("migrate")
         project.manage("migrate", "shop", "zero")

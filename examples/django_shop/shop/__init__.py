@@ -1,0 +1,1 @@
+"""Orders with their events, and a consumer that adds them up."""
