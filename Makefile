@@ -102,8 +102,9 @@ test-images: setup ## test the images, compose.yaml and the engine with PostgreS
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/compose.txt
 	$(BIN)/pytest -m images
 
-test-installs: setup ## test each extra alone, with the oldest and newest versions that it allows, from the package index
+test-installs: setup ## test each extra alone, oldest and newest, and the examples of Flask, Celery, FastStream and Node, from the package indexes
 	@PYTHON=$(PYTHON) tests/support/packages test
+	@PYTHON=$(PYTHON) tests/support/packages node
 	$(BIN)/pytest -m installs
 
 image: ## build the container image with docker, podman or buildah; TARGET=console or spark another one, OPTIONS=... for the build

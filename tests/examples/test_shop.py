@@ -3,9 +3,7 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -18,11 +16,11 @@ from relay.servers.rabbitmq import topology
 from relay.testing.servers.postgres import PostgresServer
 from relay.testing.servers.process import Process, free_port, is_listening
 from tests.engine.conftest import RunNode
+from tests.examples.suites import EXAMPLES, copy_of, mistake, run_suite
 from tests.http.site import Site
 from tests.support.eventually import eventually
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "shop"
+EXAMPLE = EXAMPLES / "shop"
 
 ADD = "    await add(session, OrderPlaced(order=order.id, customer=new.customer, amount=new.amount))\n"
 
@@ -41,35 +39,23 @@ MISTAKES = [
 ]
 
 
-def run_tests(folder: Path, postgres: PostgresServer, replaced: tuple[str, str] = ("", "")) -> tuple[int, str]:
-    """Run the tests of a copy of the example in which a code is replaced."""
-    copy = folder / "examples" / "shop"
-    shutil.copytree(EXAMPLE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    code = (copy / "app.py").read_text()
-    assert replaced[0] in code
-    (copy / "app.py").write_text(code.replace(*replaced))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder, copy],
-        env={**os.environ, "OUTBOX_TEST_SERVER_URL": postgres.admin_url},
-        cwd=folder,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def servers(postgres: PostgresServer) -> dict[str, str]:
+    return {"OUTBOX_TEST_SERVER_URL": postgres.admin_url}
 
 
-def test_its_tests_pass(postgres: PostgresServer, tmp_path: Path) -> None:
-    code, output = run_tests(tmp_path, postgres)
+def test_its_tests_pass(servers: dict[str, str], tmp_path: Path) -> None:
+    code, output = run_suite(copy_of("shop", tmp_path), servers)
 
     assert code == 0, output
     assert "6 passed" in output
 
 
-@pytest.mark.parametrize(("mistake", "right", "wrong"), MISTAKES, ids=[mistake for mistake, *_ in MISTAKES])
-def test_its_tests_see(mistake: str, right: str, wrong: str, postgres: PostgresServer, tmp_path: Path) -> None:
-    code, output = run_tests(tmp_path, postgres, (right, wrong))
+@pytest.mark.parametrize(("name", "right", "wrong"), MISTAKES, ids=[name for name, *_ in MISTAKES])
+def test_its_tests_see(name: str, right: str, wrong: str, servers: dict[str, str], tmp_path: Path) -> None:
+    copy = copy_of("shop", tmp_path)
+    mistake(copy / "app.py", right, wrong)
+    code, output = run_suite(copy, servers)
 
     assert code == 1, output
 
@@ -86,7 +72,7 @@ async def test_sigterm_ends_the_server_and_drains_the_consumer(
         "RELAY_BROKER_URL": settings.broker.url.get_secret_value(),
     }
     command = [sys.executable, "-m", "uvicorn", "--factory", "examples.shop.app:make_app", "--port", str(port)]
-    server = Process(command, log=tmp_path / "log", environment=environment, folder=ROOT)
+    server = Process(command, log=tmp_path / "log", environment=environment, folder=EXAMPLES.parent)
     try:
         await eventually(lambda: is_listening(port) or not server.is_running(), "the server starts")
         assert server.is_running(), server.log_end()
