@@ -1,9 +1,16 @@
-"""examples/faststream_totals: its tests turn red for each mistake, and kills neither lose nor repeat an effect."""
+"""examples/faststream_totals: its tests turn red for each mistake, and kills neither lose nor repeat an effect.
 
+A consumer of `relay.consume` in an application of FastStream ends with it.
+"""
+
+import asyncio
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 
 from relay.config.settings import Settings
@@ -12,10 +19,13 @@ from tests.engine.conftest import Outbox, RunNode
 from tests.examples.elsewhere import drill_totals
 from tests.examples.suites import FIRST, copy_of, mistake, run_suite
 from tests.installs.conftest import Install
+from tests.support.eventually import eventually
+from tests.support.queues import declare_bound
 
 pytestmark = [pytest.mark.installs, pytest.mark.timeout(300)]
 
 EXAMPLE = "faststream_totals"
+PROGRAMS = Path(__file__).with_name("programs")
 BESIDE = ("faststream[rabbit,cli]>=0.6,<0.8", "psycopg[binary,pool]", "pytest>=9", "pytest-asyncio>=1.2")
 COMMAND = ("-m", "faststream", "run", "--factory", f"examples.{EXAMPLE}.app:make_app")
 
@@ -53,6 +63,36 @@ def test_its_tests_see(
     code, output = run_suite(copy, servers, python, FIRST)
 
     assert code == 1, output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_application_and_our_consumer(
+    number: signal.Signals,
+    python: Path,
+    channel: AbstractChannel,
+    settings: Settings,
+    outbox: Outbox,
+    run_node: RunNode,
+    tmp_path: Path,
+) -> None:
+    await declare_bound(channel, "billing")
+    urls = {"BROKER_URL": settings.broker.url, "DATABASE_URL": settings.database.url}
+    environment = {name: url.get_secret_value() for name, url in urls.items()}
+    log = tmp_path / "log"
+    command = [str(python), "-m", "faststream", "run", "--factory", "beside_faststream:make_app"]
+    process = Process(command, log=log, environment={**os.environ, **environment}, folder=PROGRAMS)
+    try:
+        await asyncio.to_thread(process.wait_until, lambda: "FastStream app started" in log.read_text(), 60)
+        await outbox.insert()
+        async with run_node(settings):
+            await eventually(lambda: "applied" in log.read_text(), "our consumer applies")
+        await channel.default_exchange.publish(Message(b"a message"), "theirs")
+        await eventually(lambda: "took a message" in log.read_text(), "the subscriber gets its message")
+    finally:
+        await asyncio.to_thread(process.stop, number)
+
+    assert process.returncode == 0, process.log_end()
+    assert '"consumer.stopped"' in log.read_text()
 
 
 async def test_each_message_has_its_effect_once_and_in_order_through_kills(
