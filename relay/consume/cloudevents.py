@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import orjson
 
-WRAPPED = "x-outbox-cloudevents"  # the relay's header; a writer's envelope is the writer's affair
 # The last member of the envelope. No text before it holds these bytes: a quote within a JSON text is escaped.
 DATA = re.compile(rb',"data(_base64)?":')
 

@@ -11,13 +11,14 @@ import orjson
 from aiormq.abc import DeliveredMessage
 from typing_extensions import TypeVar
 
-from relay.consume.cloudevents import WRAPPED, Unwrapped, unwrapped
+from relay.consume.cloudevents import unwrapped
 from relay.outbox.declared import VERSION
 from relay.servers.rabbitmq.content_header import UNDECODABLE
 
 Payload_co = TypeVar("Payload_co", default=bytes, covariant=True)
 
 WRITER = "x-outbox-writer"
+WRAPPED = "x-outbox-cloudevents"  # the relay's envelope; one that a writer makes is the writer's affair
 LONGEST_KEY = 2000  # bytes: PostgreSQL's indexes take 2,704 with the rest of the row; the outbox's own keys have 511
 NO_DAY = date(1970, 1, 1)
 
@@ -108,26 +109,26 @@ def read_delivery(delivered: DeliveredMessage, consumer_name: str, *, by_writer:
         message_id = UUID(properties.message_id or "")
     except ValueError:
         return Unreadable(f"its message_id {properties.message_id!r} is no UUID")
-    found = Unwrapped(delivered.body, properties.content_type)
+    body, content_type = delivered.body, properties.content_type
     if WRAPPED in headers:
         try:
-            found = unwrapped(delivered.body)
+            body, content_type = unwrapped(body)
         except ValueError as error:
             return Unreadable(f"its CloudEvents envelope cannot be read: {error}")
     writer = _text(headers.get(WRITER)) if by_writer else None
     message = Message(
         message_id=message_id,
         type=properties.message_type or "",
-        body=found.body,
+        body=body,
         aggregate_type=_text(headers.get("x-aggregate-type")),
         aggregate_id=_text(headers.get("x-aggregate-id")),
-        content_type=found.content_type,
+        content_type=content_type,
         timestamp=properties.timestamp,
         routing_key=delivered.routing_key or "",
         redelivered=bool(delivered.redelivered),
         headers=headers,
         consumer_name=consumer_name,
-        payload=found.body,
+        payload=body,
         inbox_id=None if writer is None else id_of_writer(message_id, writer),
     )
     # A message without an aggregate id needs no order: its id is its key.

@@ -9,7 +9,8 @@ from psycopg.sql import SQL, Identifier
 
 from relay.django import where
 from relay.django.models import OutboxRow
-from relay.operate.messages.look import FoundLine, Place, of_day, rows_that_wait
+from relay.operate.messages.look import FoundLine, Place
+from relay.operate.messages.message import rows_at
 from relay.servers.postgres.tables import Tables
 
 LINE = (
@@ -24,7 +25,6 @@ LINE = (
     "attempts",
 )
 READ = SQL("SELECT {columns} FROM {rows} LIMIT 1")
-SENT = SQL("(SELECT * FROM {schema}.message WHERE {of_day} AND ctid = {place}::tid AND id = {id}) AS row")
 
 
 @contextmanager
@@ -46,10 +46,7 @@ def read(row: int, place: Place | None) -> OutboxRow | None:
     """Return the row of this id, which was sent to this place or was not sent; None when it is not there."""
     columns = SQL(", ").join(Identifier(field.name) for field in OutboxRow._meta.fields)
     with tables() as outbox:
-        rows = outbox.sql(SQL("({}) AS row").format(rows_that_wait(outbox, row)))
-        if place is not None:
-            at = f"({place.block},{place.line})"
-            rows = outbox.sql(SENT, of_day=of_day(place.day), place=at, id=row)
+        read = outbox.sql(READ, columns=columns, rows=rows_at(outbox, row, place))
         with outbox.connection.cursor(row_factory=dict_row) as cursor:
-            found = cursor.execute(outbox.sql(READ, columns=columns, rows=rows)).fetchone()
+            found = cursor.execute(read).fetchone()
     return None if found is None else OutboxRow(**found)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.consume.cloudevents import WRAPPED, unwrapped
+from relay.consume.cloudevents import unwrapped
+from relay.consume.message import WRAPPED
 from relay.engine.row import Row
 from relay.engine.send import message
 from relay.engine.send.cloudevents import FORBIDDEN, attributes, envelope

@@ -395,7 +395,7 @@ ASKING_NONE = {
     "doctor", "dead-letters list", "dead-letters show", "dead-letters export", "topology apply", "topology show",
     "console user add", "console user remove", "console user list", "console token add", "console token remove",
     "console token list", "config show", "config example", "config examples", "config alerts", "config dashboards",
-    "config jobs", "config roles", "completion", "healthcheck",
+    "config jobs", "config roles", "completion", "healthcheck", "events list", "events export", "events check",
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ STAMPS = {
     "console/templates.py",  # the console's clock, next to which the browser shows ages
     "console/webhook.py",
     "consume/classify.py",
+    "django/pages.py",  # since when a list is wanted
     "operate/doctor/broker_hosts.py",  # until when a certificate is good
     "operate/doctor/server.py",  # compares both clocks
     "operate/letters/asked.py",

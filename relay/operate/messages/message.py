@@ -182,7 +182,7 @@ def reveal_message(
     Raises:
         NotFoundError: the row is not there any more.
     """
-    rows = _rows(tables, found.message.id, found.place)
+    rows = rows_at(tables, found.message.id, found.place)
     with tables.transaction():
         note_reveal(tables, str(found.message.id), by=by, why=why, once=is_noted_once)
         content = tables.row(Content, READ_CONTENT, rows=rows, length=length)
@@ -197,10 +197,10 @@ def note_reveal(tables: Tables, target: str, *, by: str, why: str | None = None,
 
 
 def _read(tables: Tables, row: RowId, place: Place | None) -> FoundMessage | None:
-    return tables.row(FoundMessage, READ, rows=_rows(tables, row, place), edit_of=EDIT_OF)
+    return tables.row(FoundMessage, READ, rows=rows_at(tables, row, place), edit_of=EDIT_OF)
 
 
-def _rows(tables: Tables, row: RowId, place: Place | None) -> Composed:
+def rows_at(tables: Tables, row: RowId, place: Place | None) -> Composed:
     """Return the part of a FROM by which a row is found at once, as `row`."""
     if place is None:
         return SQL("({}) AS row").format(rows_that_wait(tables, row))
