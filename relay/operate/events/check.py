@@ -93,6 +93,8 @@ def _of_one(event_type: str, version: str | None, old: Contract | None, new: Con
 def _of_key(old: Contract, new: Contract) -> Iterator[str]:
     if old.aggregate_type != new.aggregate_type:
         yield f"the aggregate type is {new.aggregate_type!r}, not {old.aggregate_type!r}: it may take another route"
+    if old.aggregate_id != new.aggregate_id:
+        yield f"the aggregate id is {new.aggregate_id}, not {old.aggregate_id}: other messages come in order"
 
 
 def _reasons(written: Schema, read: Schema) -> tuple[str, ...]:

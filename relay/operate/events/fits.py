@@ -8,12 +8,12 @@ is taken.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from relay.operate.events import bounds
 from relay.operate.events.shape import CHECKS, Schema, target
 from relay.operate.events.values import (
-    common,
     identity,
     in_words,
     is_of,
@@ -30,6 +30,7 @@ ANY: Schema = {}
 NEVER: Schema = {"enum": []}
 
 MOST_STEPS = 100_000  # pairs of schemas; those of real events are a few hundred
+MOST_MISFITS = 100  # of one pair: each level of a schema could double them
 MOST_DEPTH = 100  # schemas in each other; each takes a few of Python's 1,000 frames
 
 UNIONS = ("anyOf", "oneOf")
@@ -107,7 +108,7 @@ class _Comparison:
         before = len(self._fitting)
         self._open.add(pair)
         self._depth += 1
-        found = tuple(dict.fromkeys(self._misfits(written, read, above | {pair})))
+        found = tuple(islice(dict.fromkeys(self._misfits(written, read, above | {pair})), MOST_MISFITS))
         self._depth -= 1
         self._open.discard(pair)
         if found:
@@ -119,8 +120,8 @@ class _Comparison:
         self._found[pair] = found
         return found
 
-    def _count_step(self) -> None:
-        self._steps += 1
+    def _count_step(self, steps: int = 1) -> None:
+        self._steps += steps
         if self._steps > MOST_STEPS:
             raise _UndecidedError(f"it takes more than {MOST_STEPS} steps")
 
@@ -235,7 +236,8 @@ class _Comparison:
                 return all(self._is_apart(written, each, depth + 1) for each in read[keyword])
         own, taken, types = values_of(written), values_of(read), types_of(read)
         if own is not None:
-            return not any(is_of(value, types) for value in (own if taken is None else common(own, taken)))
+            both = own if taken is None else self._common(own, read, taken)
+            return not any(is_of(value, types) for value in both)
         if not any(is_type(kind, types) or is_type(other, [kind]) for kind in types_of(written) for other in types):
             return True
         named, asked = written.get("properties", {}), read.get("properties", {})
@@ -245,8 +247,14 @@ class _Comparison:
         )
 
     def _have_other_values(self, written: Any, read: Any) -> bool:
-        own, taken = values_of(_referred(self._written, written)), values_of(_referred(self._read, read))
-        return own is not None and taken is not None and not common(own, taken)
+        read = _referred(self._read, read)
+        own, taken = values_of(_referred(self._written, written)), values_of(read)
+        return own is not None and taken is not None and not self._common(own, read, taken)
+
+    def _common(self, own: Sequence[Any], read: Schema, taken: Sequence[Any]) -> list[Any]:
+        """Return the writer's values that the reader's schema lists."""
+        self._count_step(len(own))
+        return [value for value in own if self._lists(read, taken, value)]
 
     def _plain(self, written: Schema, read: Schema) -> Iterator[Misfit]:
         """Compare a schema of one type or value with one that combines no others."""

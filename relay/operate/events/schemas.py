@@ -6,12 +6,15 @@ The two differ, as pydantic reads more than it writes: of a Decimal it writes te
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic_core import PydanticOmit
 
 from relay.errors import ConfigurationError
+from relay.operate.events.functions import name_of
 from relay.operate.events.shape import CHECKS, Schema
+from relay.operate.events.values import text
 from relay.outbox.declared import Declaration, declaration_of
 
 Mode = Literal["serialization", "validation"]
@@ -22,6 +25,9 @@ DECIMAL_LIMITS = ("ge", "gt", "le", "lt", "multiple_of", *DIGITS)
 SIMPLE = ("string", "integer", "number", "boolean")
 SERIALIZERS = ("function-plain", "function-wrap")
 URL_LIMITS = ("allowed_schemes", "host_required")
+LIMITS = ("ge", "gt", "le", "lt", "multiple_of")
+PRIVATE = "init_private_attributes"  # what pydantic calls where a model has private attributes alone
+INFINITE = ["NaN", "Infinity", "-Infinity"]  # the texts of numbers that JSON does not have
 
 
 def schema_of(declaration: Declaration, mode: Mode) -> Schema:
@@ -65,6 +71,11 @@ class ExactSchema(GenerateJsonSchema):
     the same, as `Declaration.encode` reads what it writes.
     """
 
+    @property
+    def mode(self) -> Mode:
+        """What the schema is of, whatever a class says with `json_schema_mode_override`."""
+        return self._mode
+
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def field_is_required(self, field: Any, total: bool) -> bool:
@@ -80,24 +91,73 @@ class ExactSchema(GenerateJsonSchema):
         """
         serializer = schema.get("serialization", {})
         if self.mode != "serialization" or serializer.get("type") not in SERIALIZERS:
-            return super().generate_inner(schema)
-        self._mode = "validation"
-        read = super().generate_inner({name: value for name, value in schema.items() if name != "serialization"})
-        self._mode = "serialization"
+            try:
+                return super().generate_inner(schema)
+            except PydanticOmit:  # by SkipJsonSchema: it is written and read all the same
+                return {CHECKS: ["what SkipJsonSchema hides"]}
+        read = self._read({name: value for name, value in schema.items() if name != "serialization"})
         return _checked(_narrowed(super().generate_inner(schema), read), read.get(CHECKS, ()))
+
+    def _read(self, schema: Any) -> Schema:
+        """Return the schema of what a part reads, also within the schema of what is written."""
+        before, self._mode = self._mode, "validation"
+        read: Schema = super().generate_inner(schema)
+        self._mode = before
+        return read
 
     def ser_schema(self, schema: Any) -> Schema | None:
         """Return what a serializer writes: anything, unless the function says what it returns, or is pydantic's own."""
         if schema["type"] in SERIALIZERS and schema.get("return_schema") is None:
             return None if _is_of_pydantic(schema["function"]) else {}
+        if schema["type"] == "any":  # by SerializeAsAny: also what a subclass adds
+            return {}
         return super().ser_schema(schema)
 
     def decimal_schema(self, schema: Any) -> Schema:
-        text = _checked({"type": "string", "format": "decimal"}, _limits(schema, DECIMAL_LIMITS))
+        words = _checked({"type": "string", "format": "decimal"}, _limits(schema, DECIMAL_LIMITS))
+        texts = [words, {"enum": INFINITE}] if schema.get("allow_inf_nan") else [words]
         if self.mode == "serialization":
-            return text
-        number = next(each for each in super().decimal_schema(schema)["anyOf"] if each.get("type") == "number")
-        return {"anyOf": [_checked(number, _limits(schema, DIGITS)), text]}
+            return _any_of(texts)
+        read = [part for each in super().decimal_schema(schema)["anyOf"] for part in each.get("anyOf", [each])]
+        number = next(part for part in read if part.get("type") == "number")
+        return _any_of([_checked(number, _limits(schema, DIGITS)), *texts])
+
+    def float_schema(self, schema: Any) -> Schema:
+        number = super().float_schema(schema)
+        has_texts = self._config.ser_json_inf_nan == "strings" and schema.get("allow_inf_nan") is not False
+        return _any_of([number, {"enum": INFINITE}] if has_texts else [number])
+
+    def str_schema(self, schema: Any) -> Schema:
+        changes = ("strip_whitespace", "to_lower", "to_upper")
+        checks = [each for each in changes if schema.get(each, getattr(self._config, f"str_{each}"))]
+        if "pattern" in schema and (engine := self._config.regex_engine) != "rust-regex":
+            checks.append(f"regex_engine {engine}")
+        return _checked(super().str_schema(schema), checks)
+
+    def bytes_schema(self, schema: Any) -> Schema:
+        encoding = self._config.val_json_bytes
+        return _checked(super().bytes_schema(schema), [f"val_json_bytes {encoding}"] if encoding != "utf8" else [])
+
+    def fraction_schema(self, schema: Any) -> Schema:
+        return _checked(super().fraction_schema(schema), _limits(schema, LIMITS))
+
+    def complex_schema(self, schema: Any) -> Schema:
+        return _checked(super().complex_schema(schema), ["complex"])
+
+    def dict_schema(self, schema: Any) -> Schema:
+        """Return the schema of a dict; its keys are texts in JSON, whatever they are in Python."""
+        made = super().dict_schema(schema)
+        if "keys_schema" not in schema:
+            return made
+        keys = self._read(schema["keys_schema"])
+        are_texts = all(part.get("type") == "string" or "$ref" in part for part in keys.get("anyOf", [keys]))
+        return made if are_texts or not keys else _checked(made, [f"keys {text(keys)}"])
+
+    def model_schema(self, schema: Any) -> Schema:
+        return _checked(super().model_schema(schema), _after_init(schema["cls"], "model_post_init"))
+
+    def dataclass_schema(self, schema: Any) -> Schema:
+        return _checked(super().dataclass_schema(schema), _after_init(schema["cls"], "__post_init__"))
 
     def date_schema(self, schema: Any) -> Schema:
         return _checked(super().date_schema(schema), _limits(schema, TIME_LIMITS))
@@ -128,8 +188,12 @@ class ExactSchema(GenerateJsonSchema):
 
     def tagged_union_schema(self, schema: Any) -> Schema:
         chooser = schema["discriminator"]
-        checks = [f"discriminator {_name(chooser)}"] if callable(chooser) else []
-        return _checked(super().tagged_union_schema(schema), checks)
+        if callable(chooser):
+            return _checked(super().tagged_union_schema(schema), [f"discriminator {name_of(chooser)}"])
+        made = super().tagged_union_schema(schema)
+        if self.mode == "validation" and "discriminator" in made:  # also where the tag has a default
+            made["required"] = [made["discriminator"]["propertyName"]]
+        return made
 
 
 def _narrowed(written: Schema, read: Schema) -> Schema:
@@ -153,11 +217,18 @@ def _limits(schema: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 def _validators(schema: Mapping[str, Any]) -> list[str]:
     """Return the name of a validator; the class that stands for a TypedDict is no validator."""
     function = schema["function"]["function"]
-    return [] if declaration_of(function) else [f"validator {_name(function)}"]
+    return [] if declaration_of(function) else [f"validator {name_of(function)}"]
 
 
-def _name(function: object) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+def _after_init(kind: type, name: str) -> list[str]:
+    """Return the method that runs at the end of the class's `__init__`, and may refuse the values."""
+    method = getattr(kind, name, None)
+    is_own = method not in (None, BaseModel.model_post_init) and name_of(method) != PRIVATE
+    return [f"{kind.__qualname__}.{name}"] if is_own else []
+
+
+def _any_of(schemas: list[Schema]) -> Schema:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def _checked(schema: Schema, checks: Sequence[str]) -> Schema:

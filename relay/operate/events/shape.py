@@ -31,8 +31,8 @@ def subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
             yield f"/{keyword}", schema[keyword]
     for keyword in LISTED:
         if keyword in schema:
-            if not isinstance(listed := schema[keyword], list):
-                raise ShapeError(f"/{keyword} is no list")
+            if not isinstance(listed := schema[keyword], list) or not listed:
+                raise ShapeError(f"/{keyword} is no list, or an empty one")
             yield from ((f"/{keyword}/{position}", each) for position, each in enumerate(listed))
     for keyword in NAMED:
         if keyword in schema:

@@ -122,6 +122,17 @@ def test_what_rested_on_a_pair_that_does_not_fit_is_forgotten() -> None:
             "cannot be decided",
         ),
         ({"type": "string"}, {"pattern": "(a+)+$"}, "cannot be decided: whether it matches the pattern"),
+        (
+            {"type": "object", "properties": {"l": {"$ref": "#"}, "r": {"$ref": "#"}}},
+            {"$defs": {f"d{n}": {"properties": {side: {"$ref": f"#/$defs/d{n + 1}"} for side in "lr"}}
+             for n in range(30)} | {"d30": {"type": "string"}}, "$ref": "#/$defs/d0"},
+            "not string",
+        ),
+        (
+            {"enum": [f"m{n}" for n in range(50)]},
+            {"$defs": {"big": {"enum": list(range(20_000))}}, "anyOf": [{"$ref": "#/$defs/big"}] * 9},
+            "no alternative takes",
+        ),
     ],
 )  # fmt: skip
 def test_a_comparison_ends_on_hostile_schemas(written: Schema, read: Schema, words: str) -> None:
@@ -139,6 +150,7 @@ def test_a_comparison_ends_on_hostile_schemas(written: Schema, read: Schema, wor
         ([], "/ is no schema"), ({"properties": []}, "/properties is no object"), ({"anyOf": {}}, "/anyOf is no list"),
         ({"properties": {"a/b": {"type": "text"}}}, "/properties/a~1b/type is not a type, or a list of types"),
         ({"type": ["string", 5]}, "/type is not"), ({"required": "a"}, "/required is not a list of texts"),
+        ({"allOf": []}, "/allOf is no list, or an empty one"),
         ({"items": 5}, "/items is no schema"), ({"maxLength": -1}, "/maxLength is not a whole number from 0"),
         ({"minimum": "1"}, "/minimum is not a number"), ({"minimum": True}, "/minimum is not a number"),
         ({"enum": 5}, "/enum is not a list"), ({"$ref": 5}, "/$ref is not text"),

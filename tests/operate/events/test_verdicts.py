@@ -2,15 +2,18 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import make_dataclass
+from dataclasses import dataclass, make_dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Self
 from uuid import UUID
 
 import pytest
+from annotated_types import Predicate
 from pydantic import (
     UUID4,
     AfterValidator,
@@ -19,13 +22,16 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    FiniteFloat,
     HttpUrl,
     PlainSerializer,
     RootModel,
+    SerializeAsAny,
     StringConstraints,
     Tag,
     create_model,
 )
+from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
 from relay.operate.events.check import compare
@@ -54,6 +60,59 @@ def model(config: ConfigDict | None = None, /, **fields: Any) -> type[BaseModel]
 
 def field(annotation: Any) -> type[BaseModel]:
     return model(x=annotation)
+
+
+def at_least(least: int, value: int) -> int:
+    if value < least:
+        raise ValueError("too small")
+    return value
+
+
+SomeText = Annotated[str, Field(min_length=1)]
+Hiding: Any = int | SkipJsonSchema[None]  # type: ignore[misc]
+Digits = Annotated[str, Field(pattern="^[0-9]+$")]
+
+
+@dataclass
+class Plain:
+    x: int
+
+
+@dataclass
+class Looking:
+    x: int
+
+    def __post_init__(self) -> None:
+        at_least(9, self.x)
+
+
+class LookingModel(BaseModel):
+    x: int
+
+    def model_post_init(self, _context: Any) -> None:
+        at_least(9, self.x)
+
+
+class Private(BaseModel):
+    x: int
+    _seen: int = 0
+
+
+class Untagged(BaseModel):
+    other: Literal["y"]
+
+
+class WithTag(BaseModel):
+    kind: Literal["y"] = "y"
+    other: Literal["y"]
+
+
+class OtherTag(BaseModel):
+    kind: Literal["z"] = "z"
+    other: Literal["z"]
+
+
+Tagged = Annotated[WithTag | OtherTag, Field(discriminator="kind")]
 
 
 class Tree(BaseModel):
@@ -234,7 +293,69 @@ PAIRS: dict[str, tuple[type, type, str]] = {
     "keys of any text": (field(dict[Literal["a"], int]), field(dict[str, int]), BACKWARD),
     "a class to a dict of its keys": (field(Middle), field(dict[Literal["kind"], str]), BACKWARD),
     "a class to a dict of other keys": (field(Middle), field(dict[Literal["size"], str]), NONE),
+    "keys of numbers": (field(dict[str, int]), field(dict[int, int]), FORWARD),
+    "keys of numbers, the same": (field(dict[int, int]), field(dict[int, float]), BACKWARD),
+    "keys of smaller numbers": (field(dict[int, int]), field(dict[Annotated[int, Field(lt=9)], int]), NONE),
+    "a class to a dict of numbers": (field(Left), field(dict[int, Any]), NONE),
     "a list to a deque": (field(list[int]), field(deque[int]), FULL),
+    # what no keyword says
+    "a limit of a union": (
+        field(Annotated[int | float, Field(ge=0)]),
+        field(Annotated[int | float, Field(ge=9)]),
+        NONE,
+    ),
+    "the same limit of a union": (
+        field(Annotated[int | float, Field(ge=0)]),
+        field(Annotated[int | float, Field(ge=0)]),
+        FULL,
+    ),
+    "a limit of a fraction": (field(Fraction), field(Annotated[Fraction, Field(ge=9)]), FORWARD),
+    "another argument": (
+        field(Annotated[int, AfterValidator(partial(at_least, 0))]),
+        field(Annotated[int, AfterValidator(partial(at_least, 9))]),
+        NONE,
+    ),
+    "another predicate": (
+        field(Annotated[str, Predicate(str.islower)]),
+        field(Annotated[str, Predicate(str.isupper)]),
+        NONE,
+    ),
+    "another lambda": (
+        field(Annotated[int, Predicate(lambda size: size > 0)]),
+        field(Annotated[int, Predicate(lambda size: size > 9)]),
+        NONE,
+    ),
+    "blanks that do not count": (
+        field(SomeText),
+        field(Annotated[SomeText, StringConstraints(strip_whitespace=True)]),
+        FORWARD,
+    ),
+    "blanks that do not count, by the class": (
+        field(SomeText),
+        model(ConfigDict(str_strip_whitespace=True), x=SomeText),
+        FORWARD,
+    ),
+    "a dataclass that looks at itself": (Plain, Looking, FORWARD),
+    "a model that looks at itself": (field(int), LookingModel, FORWARD),
+    "private attributes": (field(int), Private, FULL),
+    "what a subclass adds": (field(SerializeAsAny[Left]), field(Left), FORWARD),
+    "None that the schema hides": (field(Hiding), field(int), FORWARD),
+    "None that both hide": (field(Hiding), field(Hiding), FULL),
+    "no number as text": (model(ConfigDict(ser_json_inf_nan="strings"), x=float), field(FiniteFloat), FORWARD),
+    "a Decimal that may be NaN": (field(Annotated[Decimal, Field(allow_inf_nan=True)]), field(Decimal), FORWARD),
+    "bytes in base64": (
+        field(bytes),
+        model(ConfigDict(val_json_bytes="base64", ser_json_bytes="base64"), x=bytes),
+        NONE,
+    ),
+    "text to a complex number": (field(str), field(complex), FORWARD),
+    "another engine of patterns": (field(Digits), model(ConfigDict(regex_engine="python-re"), x=Digits), FORWARD),
+    "a tag that was not there": (field(Untagged), field(Tagged), NONE),
+    "a mode of schemas": (
+        field(Decimal),
+        model(ConfigDict(json_schema_mode_override="serialization"), x=Annotated[int, PlainSerializer(str)]),
+        NONE,
+    ),
     # unions and recursion
     "an alternative more": (field(Sided), field(Three), BACKWARD),
     "one of two": (field(Left), field(Sided), BACKWARD),
@@ -254,3 +375,15 @@ def test_a_change_keeps_what_is_known(change: str) -> None:
     found = compare(contract(old), contract(new))
 
     assert found.verdict == verdict, found.reasons
+
+
+def test_another_key_is_another_order() -> None:
+    def keyed(field: str) -> Contract:
+        declaration = declaration_of(event("Changed", key=("customer", field))(model(a=int, b=int)))
+        assert declaration is not None
+        return contract_of(declaration)
+
+    found = compare(keyed("a"), keyed("b"))
+
+    assert found.verdict == BACKWARD
+    assert found.forward == ("the aggregate id is b, not a: other messages come in order",)
