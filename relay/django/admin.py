@@ -44,7 +44,7 @@ class MessageAdmin(admin.ModelAdmin):
     def get_search_results(self, _request: HttpRequest, queryset: Any, _search_term: str) -> tuple[Any, bool]:
         return queryset, False
 
-    def get_object(self, _request: HttpRequest, object_id: str, _from_field: str | None = None) -> OutboxRow | None:
+    def get_object(self, request: HttpRequest, object_id: str, _from_field: str | None = None) -> OutboxRow | None:
         from relay.django.pages import message_at  # noqa: PLC0415
 
-        return message_at(object_id)
+        return message_at(request, object_id)

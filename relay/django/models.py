@@ -37,6 +37,7 @@ class OutboxRow(models.Model):
 
     class Meta:
         managed = False
+        base_manager_name = "shown_by_the_admin"
         default_permissions: ClassVar = ("view",)
         verbose_name = "message"
 

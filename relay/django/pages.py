@@ -85,8 +85,7 @@ class MessageList(ChangeList):
         except (UsageError, ValueError, KeyError) as error:
             raise IncorrectLookupParameters from error
         except DatabaseError as error:
-            problem = str(error).partition("\n")[0]
-            messages.error(request, f"{problem}: {CHECK.format(alias=where.alias())}")
+            _tell(request, error)
             return FoundPage([], None)
 
 
@@ -111,11 +110,19 @@ def _searched(text: str) -> dict[str, Any]:
         return {"event_type": text}
 
 
-def message_at(address: str) -> OutboxRow | None:
-    """Return the message that a list has linked; None when it is not there any more, or never was."""
+def message_at(request: HttpRequest, address: str) -> OutboxRow | None:
+    """Return the message that a list has linked; None when it is not there any more, never was, or cannot be read."""
     try:
         row, _, place = address.partition(".")
         found = row_id(row)
         return reading.read(found, Place.of(place) if place else None) if isinstance(found, int) else None
     except UsageError:
         return None
+    except DatabaseError as error:
+        _tell(request, error)
+        return None
+
+
+def _tell(request: HttpRequest, error: DatabaseError) -> None:
+    problem = str(error).partition("\n")[0]
+    messages.error(request, f"{problem}: {CHECK.format(alias=where.alias())}")

@@ -187,7 +187,7 @@ def execution(rows: Sequence[NewRow], schema: str) -> tuple[bytes, Sequence[Any]
 
 @lru_cache  # made again for each row, it costs a fifth of an INSERT on loopback
 def _statement(schema: str, *, is_one: bool) -> bytes:
-    return statement(schema, "%s", is_one=is_one).encode()
+    return statement(schema.replace("%", "%%"), "%s", is_one=is_one).encode()
 
 
 def copy_statement(schema: str, columns: Sequence[str]) -> bytes:

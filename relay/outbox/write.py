@@ -59,6 +59,7 @@ HINTS = {
     "psycopg_pool.": ": pass the connection of pool.connection()",
     "sqlalchemy.": ": pass the connection of engine.begin() or the session of a sessionmaker",
     "asyncpg.": ": pass the connection of pool.acquire()",
+    "sqlite3.": ": the outbox is in PostgreSQL",
 }
 CALLS = 2  # frames from the application to the start of the write: `add` or `add_many`, and `_write`
 

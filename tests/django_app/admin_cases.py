@@ -126,6 +126,8 @@ class Admin(OutboxTestCase):
         page = self.client.get(LIST)
         self.assertContains(page, "Permission denied for view message_state: ")
         self.assertContains(page, "manage.py check --database default")
+        page = self.client.get(f"{LIST}1/change/", follow=True)
+        self.assertContains(page, "Permission denied for view message_state: ")
 
         run("RESET ROLE")
         run("GRANT SELECT ON outbox.message, outbox.message_state TO shop_viewer")

@@ -124,6 +124,14 @@ async def test_an_error_of_the_database_comes_with_its_remedy(
     assert [each for each in getattr(raised.value, "__notes__", []) if each.startswith(note)] != []
 
 
+@pytest.mark.parametrize("count", [1, 2, 60])
+def test_a_schema_with_a_percent_sign_is_a_name_as_any_other(database: DatabaseSettings, count: int) -> None:
+    with psycopg.connect(database.url.get_secret_value()) as connection, pytest.raises(psycopg.errors.Error) as raised:
+        add_many(connection, [event() for _ in range(count)], schema="50%s")
+
+    assert "50%s" in str(raised.value)
+
+
 def test_another_schema_is_written_to(database: DatabaseSettings) -> None:
     events = database.model_copy(update={"schema_name": "events"})
     migrate(events)

@@ -51,3 +51,16 @@ def test_a_machine_without_a_file_system_in_memory_uses_the_disk(
 
     with temporary_folder(in_memory=True) as folder:
         assert folder.parent == Path(tempfile.gettempdir())
+
+
+def test_what_is_no_folder_of_ours_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{folders.PREFIX}main.zip").touch()
+    (tmp_path / f"{folders.PREFIX}loop").symlink_to(f"{folders.PREFIX}loop")
+    (tmp_path / f"{folders.PREFIX}elsewhere").symlink_to(tmp_path)
+    before = {each.name for each in tmp_path.iterdir()}
+
+    with temporary_folder():
+        pass
+
+    assert {each.name for each in tmp_path.iterdir()} == before

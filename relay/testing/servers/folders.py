@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,11 +56,12 @@ def _make(place: Path) -> tuple[Path, int]:
 def _remove_orphans(place: Path) -> None:
     for folder in place.glob(PREFIX + "*"):
         try:
-            if folder.stat().st_uid != os.getuid():
+            found = folder.lstat()
+            if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
                 continue
-            owner = os.open(folder / LOCK, os.O_RDWR)
-        except FileNotFoundError:
-            continue  # its owner is between mkdtemp and the lock, or has removed it meanwhile
+            owner = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue  # its owner is between mkdtemp and the lock, or has removed it meanwhile; or it is not ours
         try:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -129,7 +129,8 @@ class PostgresServer(PrivateServer):
         self._password = (folder / "password").read_text()
         sockets = folder / "sockets"
         self._make_own(sockets)
-        place = str(sockets) if len(str(sockets)) <= LONGEST_SOCKET_PATH else ""
+        is_fit = len(str(sockets)) <= LONGEST_SOCKET_PATH and not {"'", ",", '"'} & {*str(sockets)}
+        place = str(sockets) if is_fit else ""
         settings = {**self._settings, "unix_socket_directories": place}
         lines = [f"{key} = '{value}'\n" for key, value in settings.items()]
         self._write(self._data / "postgresql.auto.conf", "".join(lines))
