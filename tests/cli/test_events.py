@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -43,6 +44,8 @@ class Application(Command):
 
     def write(self, amount: str = "int", more: str = "", name: str = "events.py") -> None:
         (self.folder / "app").mkdir(exist_ok=True)
+        # Python knows a module that was compiled by its second and its size, and both may be the same.
+        rmtree(self.folder / "app" / "__pycache__", ignore_errors=True)
         (self.folder / "app" / name).write_text(APPLICATION.format(amount=amount, more=more))
 
     def events(self, command: str, *arguments: str) -> Result:
