@@ -21,11 +21,11 @@ Mode = Literal["serialization", "validation"]
 
 TIME_LIMITS = ("ge", "gt", "le", "lt", "now_op", "tz_constraint")
 DIGITS = ("max_digits", "decimal_places")
-DECIMAL_LIMITS = ("ge", "gt", "le", "lt", "multiple_of", *DIGITS)
+LIMITS = ("ge", "gt", "le", "lt", "multiple_of")
+DECIMAL_LIMITS = (*LIMITS, *DIGITS)
 SIMPLE = ("string", "integer", "number", "boolean")
 SERIALIZERS = ("function-plain", "function-wrap")
 URL_LIMITS = ("allowed_schemes", "host_required")
-LIMITS = ("ge", "gt", "le", "lt", "multiple_of")
 PRIVATE = "init_private_attributes"  # what pydantic calls where a model has private attributes alone
 INFINITE = ["NaN", "Infinity", "-Infinity"]  # the texts of numbers that JSON does not have
 
