@@ -48,12 +48,17 @@ def row_of(event: Event | Declared, trace_context: str | None, max_payload_bytes
         event = event_of(event)
     _check_text(event, "aggregate_type", event.aggregate_type)
     aggregate_id = key_text(event.aggregate_id)
-    _check_text(event, "aggregate_id", aggregate_id, optional=True)
+    if aggregate_id is not None:
+        _check_text(event, "aggregate_id", aggregate_id)
     _check_text(event, "event_type", event.event_type)
-    _check_text(event, "exchange", event.exchange, optional=True, may_be_empty=True)  # '' is the default exchange
-    _check_text(event, "routing_key", event.routing_key, optional=True, may_be_empty=True)
-    _check_default_routing_key(event)
-    _check_text(event, "content_type", event.content_type, optional=True)
+    if event.exchange is not None:
+        _check_text(event, "exchange", event.exchange, may_be_empty=True)  # '' is the default exchange
+    if event.routing_key is None:
+        _check_default_routing_key(event)
+    else:
+        _check_text(event, "routing_key", event.routing_key, may_be_empty=True)
+    if event.content_type is not None:
+        _check_text(event, "content_type", event.content_type)
     if not isinstance(event.message_id, UUID):
         raise FieldError(event, "message_id", f"is of type {_kind(event.message_id)}; it takes a UUID")
     _check_available_at(event)
@@ -88,9 +93,7 @@ def key_text(given: str | int | UUID | None) -> str | None:
     return str(int(given)) if is_number else given  # type: ignore[return-value]  # `int`: also of an Enum
 
 
-def _check_text(event: Event, field: str, value: object, *, optional: bool = False, may_be_empty: bool = False) -> None:
-    if value is None and optional:
-        return
+def _check_text(event: Event, field: str, value: object, *, may_be_empty: bool = False) -> None:
     if not isinstance(value, str):
         raise FieldError(event, field, f"is of type {_kind(value)}; it takes a str")
     if not value and not may_be_empty:
@@ -106,8 +109,6 @@ def _check_text(event: Event, field: str, value: object, *, optional: bool = Fal
 
 
 def _check_default_routing_key(event: Event) -> None:
-    if event.routing_key is not None:
-        return
     # As DEFAULT_ROUTING_KEY of relay/engine/send/routes.py.
     size = len(f"{event.aggregate_type}.{event.event_type}".encode())
     if size > MAX_TEXT_BYTES:
