@@ -125,11 +125,11 @@ async def test_a_resolver_that_hangs_delays_neither_other_hosts_nor_the_loop_nor
     names: Names, broker_url: str
 ) -> None:
     names.answering.clear()
-    hanging = settings(URL(f"amqp://{NAME}/"), URL(broker_url), timeout=1.0)
+    hanging = settings(URL(f"amqp://{NAME}/"), URL(broker_url), timeout=5.0)
 
     try:
         # In a separate loop: it ends, whatever the resolver does.
-        address = await asyncio.wait_for(asyncio.to_thread(asyncio.run, address_of(hanging)), 10)
+        address = await asyncio.wait_for(asyncio.to_thread(asyncio.run, address_of(hanging)), 60)
 
         assert (address, names.asked) == (URL(broker_url).host, 1)
         with pytest.raises(BrokerUnavailableError, match=f"{NAME}:5672: the name is not resolved within 0.2 s"):

@@ -16,6 +16,7 @@ from relay.jobs.job import operator
 from relay.operate.messages.whereabouts import WhyMissing
 from relay.operate.reference import example
 from relay.testing.servers.postgres import PostgresServer
+from relay.testing.servers.process import wait_for
 from tests.cli.command import PASSWORD, Command
 from tests.operate.rows import Rows
 
@@ -310,6 +311,7 @@ def test_run_says_when_it_is_ready_and_drains_on_sigterm(relay: Command, broker_
         assert running.stderr is not None
         while "relay.ready" not in events:
             events.append(json.loads(running.stderr.readline())["event"])
+        wait_for(lambda: relay("healthcheck", "--ready").code == 0, "the relay's own row says so, too", 30)
         alive = relay("healthcheck", "--ready")
         running.send_signal(signal.SIGTERM)
         _, err = running.communicate(timeout=30)

@@ -23,12 +23,13 @@ from relay.operate.operation import Role
 
 ORIGIN = "https://relay.test"
 PASSWORD = "correct horse battery"  # of every user here
+PATIENT = {"statement_timeout": 60}  # seconds: a busy machine stalls for longer than the default
 
 
 @asynccontextmanager
 async def running(settings: Settings, **console: Any) -> AsyncIterator[FastAPI]:
     """Yield a console with these settings of the section `[console]`."""
-    section = ConsoleSettings.model_validate({"origin": ORIGIN, **console})
+    section = ConsoleSettings.model_validate({"origin": ORIGIN, **PATIENT, **console})
     app = make_app(settings.model_copy(update={"console": section}))
     async with app.router.lifespan_context(app):
         yield app
@@ -106,7 +107,7 @@ async def serving(settings: Settings, **console: Any) -> AsyncIterator[Address]:
 @asynccontextmanager
 async def serving_at(listener: socket.socket, settings: Settings, **console: Any) -> AsyncIterator[FastAPI]:
     """Yield a console that listens on this socket."""
-    section = ConsoleSettings.model_validate(console)
+    section = ConsoleSettings.model_validate({**PATIENT, **console})
     app = make_app(settings.model_copy(update={"console": section}))
     server = Server(served(app))
     running = asyncio.create_task(server.serve([listener]), name="served console")

@@ -159,7 +159,7 @@ async def test_two_consoles_below_paths_of_one_host_work_in_one_browser(
         await expect(billing.locator(".verdict")).to_contain_text("lane 0 is paused", timeout=LONG)
         await expect_state(billing, "warning")
         await expect_state(shop, "warning")
-        async with httpx.AsyncClient(verify=False, base_url=address) as program:
+        async with httpx.AsyncClient(verify=False, base_url=address, timeout=60) as program:
             told = await program.get("/billing/api/v1/parked", headers={"Authorization": f"Bearer {token}"})
             stranger = await program.get("/shop/api/v1/parked")
             page = await program.get("/shop/jobs")

@@ -80,6 +80,29 @@ async def test_the_figures_move_without_a_reload(chromium: Browser, settings: Se
         await expect(page.locator(".verdict")).to_contain_text("3 parked", timeout=30_000)
 
 
+async def test_a_link_that_is_pressed_while_its_part_changes_is_followed(
+    chromium: Browser, settings: Settings, database_url: str
+) -> None:
+    waiting(database_url, "parked", 1)
+    async with serving(settings) as address, window(chromium) as context, window(chromium) as elsewhere:
+        page, other = await context.new_page(), await elsewhere.new_page()
+        for each in (page, other):
+            await each.goto(address.entrance)
+            await expect(each.locator(".verdict")).to_contain_text("1 parked")
+        link = page.locator(".verdict").get_by_role("link", name="See what failed, and retry it")
+        await link.hover()
+        await page.mouse.down()
+        waiting(database_url, "parked", 2)
+        await expect(other.locator(".verdict")).to_contain_text("3 parked")
+        seen = await page.evaluate("document.body.dataset.now")
+        await page.wait_for_function("seen => document.body.dataset.now > seen", arg=seen)
+        pressed = await page.locator(".verdict").inner_text()
+        await page.mouse.up()
+
+        assert "1 parked" in pressed
+        await expect(page.locator("h1")).to_have_text("Failures")
+
+
 async def test_reading_and_acting_need_no_script(chromium: Browser, settings: Settings, database_url: str) -> None:
     parked(database_url, "a secret")
     async with serving(settings) as address, window(chromium, scripts=False) as context:

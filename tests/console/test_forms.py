@@ -211,8 +211,8 @@ async def test_a_job_that_is_ended_twice_by_one_form_is_ended(
 async def test_two_tabs_with_the_same_form_make_two_jobs(
     client: httpx.AsyncClient, group: str, database_url: str
 ) -> None:
-    for _ in range(2):
-        once = await token_of(client, group)
+    tokens = [await token_of(client, group) for _ in range(2)]
+    for once in tokens:
         await post(client, f"{group}/jobs", filled(group, "all", once=once, kind="retry", why=LONG))
 
     assert jobs(database_url) == [(1, "retry"), (2, "retry")]

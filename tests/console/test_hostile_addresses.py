@@ -90,7 +90,7 @@ async def test_no_address_breaks_a_page_or_becomes_part_of_it(
 ) -> None:
     fill(database_url)
     found = list(pages(make_app(settings), "GET"))
-    async with serving(settings, **users(tmp_path), statement_timeout=60) as address:
+    async with serving(settings, **users(tmp_path)) as address:
         cookie = await session_cookie(address, Role.OWNER)
         with httpx.Client(base_url=address, headers={"Cookie": cookie}, timeout=60) as client:
             for path, parameters in found:
@@ -104,7 +104,7 @@ async def test_no_address_breaks_a_page_or_becomes_part_of_it(
 async def test_no_form_breaks_the_console(settings: Settings, tmp_path: Path, database_url: str) -> None:
     fill(database_url)
     found = list(pages(make_app(settings), "POST"))
-    async with serving(settings, **users(tmp_path), statement_timeout=60) as address:
+    async with serving(settings, **users(tmp_path)) as address:
         cookie = await session_cookie(address, Role.OWNER)
         headers = {"Cookie": cookie, "Origin": address}
         with httpx.Client(base_url=address, headers=headers, timeout=60) as client:

@@ -122,7 +122,7 @@ def test_each_command_lists_and_shows_them(database_url: str, broker_url: str, t
 @pytest.mark.usefixtures("planted")
 @pytest.mark.every_postgres
 async def test_the_api_lists_them(settings: Settings) -> None:
-    async with running(settings, statement_timeout=60) as app, browser(app) as client:
+    async with running(settings) as app, browser(app) as client:
         lists = {f"/api/v1/{call}": shown for call, shown in CALLS.items()}
         wrong = {path: told for path, shown in lists.items() if (told := await _fault(client, path, shown))}
 
@@ -136,7 +136,7 @@ async def test_the_api_and_the_pages_show_each_of_them(settings: Settings, datab
     details = [f"/messages/{id_}" for id_ in ids(database_url, MESSAGES)]
     for noun, statement in IDS.items():
         details += [f"/api/v1/{noun}/{id_}" for id_ in ids(database_url, statement)]
-    async with running(settings, statement_timeout=60) as app, browser(app) as client:
+    async with running(settings) as app, browser(app) as client:
         wrong = {path: told for path in details if (told := await _fault(client, path))}
         wrong |= await _faults_of_links(client)
 
@@ -183,7 +183,7 @@ async def test_rows_that_can_only_be_changed_are_shown(
     planted = prepare(database_url)
     relay = Command(tmp_path, RELAY_DATABASE_URL=database_url, RELAY_BROKER_URL=broker_url)
     turn = 0
-    async with running(settings, statement_timeout=60) as app, browser(app) as client:
+    async with running(settings) as app, browser(app) as client:
         while change_few(database_url, planted, turn):
             turn += 1
             for path in "/api/v1/lanes", "/api/v1/pool/status", "/routes", "/nodes":

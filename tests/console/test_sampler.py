@@ -7,8 +7,10 @@ from pathlib import Path
 
 import httpx
 import psycopg
+import pytest
 
 from relay.config.settings import DatabaseSettings, Settings
+from relay.console import consumers, runner, sampler
 from relay.console.database import MOST_CONNECTIONS
 from relay.console.sampler import Sampler
 from relay.operate.operation import Role
@@ -57,6 +59,15 @@ def transactions(url: str, name: str) -> int:
         return int(number)
 
 
+@pytest.fixture
+def looks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the console does by the clock, also when nobody watches, is not done."""
+    monkeypatch.setattr(consumers, "INTERVAL", 3600.0)
+    monkeypatch.setattr(sampler, "POINT", 3600.0)
+    monkeypatch.setattr(runner, "LOOK_INTERVAL", 3600.0)
+
+
+@pytest.mark.usefixtures("looks_alone")
 async def test_a_hundred_open_pages_cost_the_database_no_more_than_one(
     settings: Settings, database: DatabaseSettings, database_url: str
 ) -> None:
@@ -96,7 +107,10 @@ async def test_each_of_a_hundred_open_pages_shows_what_has_changed(settings: Set
 
 
 async def test_a_logout_ends_the_stream(settings: Settings, tmp_path: Path) -> None:
-    async with serving(settings, **users(tmp_path)) as address, httpx.AsyncClient(base_url=address) as client:
+    async with (
+        serving(settings, **users(tmp_path)) as address,
+        httpx.AsyncClient(base_url=address, timeout=60) as client,
+    ):
         session = await session_cookie(address, Role.VIEWER)
         async with open_page(address, {"Cookie": session}) as lines:
             await events(lines, 1)

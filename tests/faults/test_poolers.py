@@ -447,10 +447,10 @@ def test_a_migration_through_an_exhausted_pooler_ends_with_words(
     """All sessions of the pool are with other clients, which keep them."""
     with PgBouncer(postgres, PoolMode.SESSION, size=1) as pooler:
         url = pooler.url(database_url)
-        command = Command(tmp_path, RELAY_DATABASE_URL=url, RELAY_DATABASE_COMMAND_TIMEOUT="1")
+        command = Command(tmp_path, RELAY_DATABASE_URL=url)
         with psycopg.connect(url) as other:
             other.execute("SELECT 1")
-            without_any = command.process("migrate")
+            without_any = command.process("migrate", RELAY_DATABASE_COMMAND_TIMEOUT="1")
         with_one = command.process("migrate")
 
     assert (without_any.code, with_one.code) == (ExitCode.FAILED, ExitCode.FAILED)

@@ -152,7 +152,6 @@ async def test_one_process_runs_a_job(bench: Bench, connection: psycopg.Connecti
 async def test_a_stage_waits_for_its_outcome_and_pauses_when_too_many_fail(
     bench: Bench, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "MARGIN", 0.5)
     monkeypatch.setattr(trial, "LOOK_INTERVAL", 0.05)
     job = await bench.order(connection, Caution(stages=STAGES, stop_when_failing=0.4), failing=2)
     if bench.fails_in is None:

@@ -192,7 +192,7 @@ def test_what_is_parked_again_is_counted_and_listed(
     rows: Rows, connection: psycopg.Connection, database_url: str, tables: Tables
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(6)]
-    rows.node()
+    rows.node(age=-3600)  # alive for as long as it takes
 
     with Settler(database_url, fails=lambda id_: id_ in ids[:4]):
         done = change_rows(connection, Kind.RETRY, EVERYTHING)
@@ -208,7 +208,7 @@ def test_stages_and_the_rest_are_one_outcome(
     rows: Rows, connection: psycopg.Connection, database_url: str, tables: Tables
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(6)]
-    rows.node()
+    rows.node(age=-3600)
 
     with Settler(database_url, fails=lambda id_: id_ in (ids[0], ids[5])):
         done = change_rows(connection, Kind.RETRY, EVERYTHING, caution=Caution(stages=(2,), stop_when_failing=0.5))
@@ -224,7 +224,7 @@ def test_rows_that_do_not_go_out_are_waited_for_while_a_relay_is_alive(
 ) -> None:
     for number in range(3):
         rows.parked(str(number))
-    rows.node(age=0 if is_alive else 60)
+    rows.node(age=-3600 if is_alive else 60)
     monkeypatch.setattr(runner, "WATCH", 1.5)
     looks: list[int | None] = []
 
@@ -232,7 +232,7 @@ def test_rows_that_do_not_go_out_are_waited_for_while_a_relay_is_alive(
 
     job = read_job(tables, done.job or 0)
     assert (job.state, outcome_of(job)) == ("done", "of 3: 3 not sent yet")
-    assert len(looks[2:]) == (4 if is_alive else 1)  # behind two batches: a look each half second
+    assert (len(looks[2:]) > 1) is is_alive  # behind two batches
     assert rows.connection.execute("SELECT count(*) FROM outbox.job_row").fetchone() == (0,)
 
 
@@ -241,7 +241,7 @@ def test_of_many_rows_the_first_are_watched_and_the_count_says_so(
 ) -> None:
     for number in range(8):
         rows.parked(str(number))
-    rows.node()
+    rows.node(age=-3600)
     monkeypatch.setattr(parked, "MOST_WATCHED", 3)
 
     with Settler(database_url, fails=lambda _: True):
@@ -255,7 +255,7 @@ def test_a_job_that_is_stopped_while_it_watches_watches_on(
     rows: Rows, connection: psycopg.Connection, database_url: str, tables: Tables
 ) -> None:
     ids = [rows.parked(str(number)) for number in range(6)]
-    rows.node()
+    rows.node(age=-3600)
     job = order_rows(tables, Kind.RETRY, EVERYTHING)
 
     def pause(job: Job) -> None:
@@ -272,7 +272,7 @@ def test_a_job_that_is_stopped_while_it_watches_watches_on(
 
 def test_a_discard_has_no_outcome(rows: Rows, connection: psycopg.Connection, tables: Tables) -> None:
     rows.parked()
-    rows.node()
+    rows.node(age=-3600)
 
     done = change_rows(connection, Kind.DISCARD, EVERYTHING, by="ada", why="a test")
 

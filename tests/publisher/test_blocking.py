@@ -178,8 +178,8 @@ def interrupt(*_):
         raise KeyboardInterrupt
 
 signal.signal(signal.SIGALRM, interrupt)
-signal.setitimer(signal.ITIMER_REAL, 0.3)
 try:
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
     publisher.publish(measured(1))
 except (KeyboardInterrupt, NotAcceptedError) as error:
     print(type(error).__name__)

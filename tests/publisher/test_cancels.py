@@ -81,6 +81,7 @@ def trials(place: DatabaseSettings | Path, broker: BrokerSettings, queue: Reader
     return Trials(place, broker, queue)
 
 
+@pytest.mark.timeout(600)
 async def test_a_publisher_that_is_cancelled_leaves_nothing_open(trials: Trials) -> None:
     moments = await moments_of(trials.run)
 

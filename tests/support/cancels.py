@@ -169,7 +169,7 @@ class Open:
     async def is_all(self) -> None:
         """Return when nothing else is open. Raises AssertionError: something stays open."""
         try:
-            await eventually(lambda: not self._left(), "all is closed", within=5)
+            await eventually(lambda: not self._left(), "all is closed")
         except TimeoutError:
             raise AssertionError(f"it stays open: {self._left()}") from None
 

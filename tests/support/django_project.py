@@ -46,7 +46,7 @@ class Project:
             check=False,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr

@@ -291,7 +291,7 @@ class FaultProxy:
                 assert_never(action)
 
 
-async def _wait_delivered(writer: asyncio.StreamWriter, within: float = 1.0) -> None:
+async def _wait_delivered(writer: asyncio.StreamWriter, within: float = 30.0) -> None:
     """Wait until the peer's kernel has everything that was written. A reset before that would drop the rest."""
     connection: socket.socket = writer.get_extra_info("socket")
     async with asyncio.timeout(within):

@@ -16,6 +16,8 @@
   const turn = `stream of ${address}`;
   const others = new BroadcastChannel(turn);
   const latest = new Map();
+  const changed = new Set(); // names of what is not yet shown as it is in `latest`
+  let isPressed = false;
   let source = null;
   let heard = Date.now();
   let asked = Date.now();
@@ -48,11 +50,25 @@
   function show(name, text) {
     heard = Date.now();
     if (name === "beat") document.body.dataset.now = text;
-    const part = parts.get(name);
-    if (part && latest.get(name) !== text) part.innerHTML = text; // the console has escaped what others wrote
-    if (name !== "beat") latest.set(name, text);
+    else if (latest.get(name) !== text) {
+      latest.set(name, text);
+      changed.add(name);
+      if (!isPressed) showChanged();
+    }
     if (latest.has("state")) showState(latest.get("state"));
     look();
+  }
+
+  function showChanged() {
+    for (const [name, part] of parts) {
+      if (changed.has(name)) part.innerHTML = latest.get(name); // the console has escaped what others wrote
+    }
+    changed.clear();
+  }
+
+  function letGo() {
+    isPressed = false;
+    setTimeout(showChanged); // the click comes first
   }
 
   function open() {
@@ -147,9 +163,10 @@
     look();
   });
   // What is pressed stays until it is let go: a click on what was replaced meanwhile would be lost.
-  let isPressed = false;
-  document.addEventListener("pointerdown", () => { isPressed = true; });
-  for (const name of ["pointerup", "pointercancel"]) document.addEventListener(name, () => { isPressed = false; });
+  // A context menu, and another window, keep the end of the press to themselves.
+  document.addEventListener("pointerdown", (event) => { isPressed = event.button === 0; });
+  for (const name of ["pointerup", "pointercancel", "contextmenu"]) document.addEventListener(name, letGo);
+  window.addEventListener("blur", letGo);
   document.addEventListener("htmx:beforeSwap", (event) => { if (isPressed) event.detail.shouldSwap = false; });
   setInterval(look, 1000);
   if (hears) begin();

@@ -85,6 +85,7 @@ async def test_a_group_of_letters_is_sent_back(program: Program, letters: Letter
     )
 
     assert job["done"] == 1
+    await eventually(lambda: letters.has(1), "the other is back")
     assert await letters.ids() == [other]
 
 

@@ -15,7 +15,7 @@ from tests.console.site import users
 from tests.operate.rows import Rows
 from tests.support.eventually import eventually
 
-ROWS, RATE = 2_000, 1_000  # rows, and how many a second: a batch of 500, then half a second
+ROWS, RATE = 2_000, 250  # rows, and how many a second
 AUDIT = "SELECT count(*), count(DISTINCT target), count(DISTINCT job) FROM outbox.operator_audit"
 JOB = "SELECT state, selected, done, failed, made_by FROM outbox.job WHERE id = %s"
 

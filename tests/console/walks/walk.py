@@ -75,7 +75,7 @@ class Walk:
     async def _click(self, role: Literal["link", "button"], name: str) -> None:
         self.clicks += 1
         assert self.clicks <= MOST_CLICKS
-        async with self.page.expect_navigation():
+        async with self.page.expect_navigation(timeout=WITHIN):
             await self.page.get_by_role(role, name=name).first.click(timeout=WITHIN)
         self.note("clicks", self.clicks)
         if role == "button":

@@ -53,6 +53,7 @@ def trials(partitions: Partitions, table: Table, inbox: Inbox, broker: BrokerSet
     return Trials(partitions, table, inbox, broker)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("master")
 async def test_a_member_that_is_cancelled_leaves_nothing_open(trials: Trials) -> None:
     moments = await moments_of(trials.run)
