@@ -117,6 +117,13 @@ class Admin(OutboxTestCase):
             assert len(self.found()) == 50
         assert not [query["sql"] for query in queries if "count(" in query["sql"].lower()]
 
+    def test_missing_tables_are_told_whatever_is_looked_for(self) -> None:
+        run("ALTER SCHEMA outbox RENAME TO elsewhere")
+        for query in ({}, {"state": "sent"}, {"state": "parked"}, {"q": "customer 17"}, {"q": "1"}):
+            page = self.client.get(LIST, query)
+            self.assertContains(page, "does not exist")
+            self.assertContains(page, "manage.py check --database default")
+
     def test_django_makes_no_table_for_messages(self) -> None:
         assert not [name for name in connection.introspection.table_names() if name.startswith("outbox_relay")]
 

@@ -261,7 +261,7 @@ SIZE = SQL("""
 """)
 OLDEST_DAY = SQL("""
     SELECT min(right(relname, 8)) FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
-    WHERE inhparent = to_regclass(format('%%I.message_sent', %(schema)s::text)) AND relname ~ '_[0-9]{{8}}$'
+    WHERE inhparent = format('%%I.message_sent', %(schema)s::text)::regclass AND relname ~ '_[0-9]{{8}}$'
 """)
 OF_DAY = SQL("state = 'sent' AND sent_at >= {since} AND sent_at < {until}")
 FIRST_OF_BLOCK = SQL("""
