@@ -9,7 +9,7 @@ from psycopg.sql import Identifier
 from relay.jobs.job import Job
 from relay.operate.failures import list_route_groups
 from relay.operate.routes import work as quarantine_job
-from relay.operate.routes.quarantine import IS_BEHIND, READ_ROUTES, list_routes
+from relay.operate.routes.quarantine import IS_BEHIND, READ_ROUTES, Changed, list_routes, reroute
 from relay.operate.routes.work import order_discard
 from relay.servers.postgres.tables import Tables
 from relay.testing.servers.process import wait_for
@@ -19,6 +19,11 @@ from tests.support.plans import explain, scans
 
 BY, WHY = "ada", "too late"
 TRY = "UPDATE outbox.message SET state = 'pending' WHERE id = %s"  # as the relay does, which keeps the route's number
+LOCK = "SELECT FROM outbox.quarantine FOR UPDATE"
+LOOKED = """
+    SELECT FROM pg_stat_activity
+    WHERE state = 'idle' AND query LIKE '%state = ''pending'' AND quarantine = %' AND datname = current_database()
+"""
 PUT_BACK = "UPDATE outbox.message SET state = 'quarantined' WHERE id = %s"
 
 
@@ -28,20 +33,48 @@ def discard(connection: psycopg.Connection) -> Job:
     return run_rows(connection, order_discard(Tables(connection, "outbox"), route, [], by=BY, why=WHY))
 
 
-def test_a_probe_that_comes_back_is_changed_with_the_others(rows: Rows, connection: psycopg.Connection) -> None:
+def test_a_probe_that_comes_back_is_changed_with_the_others(
+    rows: Rows, connection: psycopg.Connection, database_url: str
+) -> None:
+    """The relay has the route's lock while it brings the probe back: who waits does not keep it from that."""
     probe, other = rows.quarantined("gone"), rows.quarantined("gone", "2")
     rows.connection.execute(TRY, [probe])
     done: list[Job] = []
 
     changing = threading.Thread(target=lambda: done.append(discard(connection)))
-    changing.start()
-    looked = "SELECT FROM pg_stat_activity WHERE query = 'COMMIT' AND datname = current_database()"
-    wait_for(lambda: rows.connection.execute(looked).rowcount > 0, "it has looked", 10)
-    rows.connection.execute(PUT_BACK, [probe])
-    changing.join(10)
+    with psycopg.connect(database_url) as relay:
+        relay.execute(LOCK)
+        changing.start()
+        wait_for(lambda: rows.connection.execute(LOOKED).rowcount > 0, "it has looked", 20)
+        relay.execute(PUT_BACK, [probe])
+    changing.join(20)
 
     assert [(job.state, job.selected, job.done) for job in done] == [("done", 2, 2)]
     assert rows.states() == {probe: ("discarded", None), other: ("discarded", None)}
+
+
+def test_a_probe_that_comes_back_is_rerouted_with_the_others(
+    rows: Rows, connection: psycopg.Connection, tables: Tables, database_url: str
+) -> None:
+    probe, other = rows.quarantined("gone"), rows.quarantined("gone", "2")
+    rows.connection.execute(TRY, [probe])
+    (route,) = list_routes(Tables(connection, "outbox"))
+    done: list[Changed] = []
+
+    def change() -> None:
+        done.append(reroute(tables, route, [], exchange="", routing_key="there", by=BY, why=WHY))
+
+    changing = threading.Thread(target=change)
+    with psycopg.connect(database_url) as relay:
+        relay.execute(LOCK)
+        changing.start()
+        wait_for(lambda: rows.connection.execute(LOOKED).rowcount > 0, "it has looked", 20)
+        relay.execute(PUT_BACK, [probe])
+    changing.join(20)
+
+    assert [(each.rows, each.left_out) for each in done] == [(2, [])]
+    moved = rows.connection.execute("SELECT id FROM outbox.message WHERE routing_key = 'there' ORDER BY id").fetchall()
+    assert moved == [(probe,), (other,)]
 
 
 def test_a_probe_that_stays_away_is_left_out(

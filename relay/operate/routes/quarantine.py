@@ -305,6 +305,9 @@ def reroute(
     values = parameters(route.id, rows)
     deadline = time.monotonic() + PROBE_WAIT
     while True:
+        if time.monotonic() < deadline and tables.execute(PROBES_ON_THEIR_WAY, values).rowcount:
+            time.sleep(PROBE_POLL)  # without the route's lock, which the relay needs to bring a probe back
+            continue
         with tables.transaction():
             if tables.execute(LOCK_ROUTE, values).rowcount == 0:
                 raise NotFoundError(f"route {route.id} is not in quarantine any more: its rows are on their way")
@@ -318,7 +321,6 @@ def reroute(
                 # What is left in the route waits for no more than it did: try it now.
                 probe(tables, [route.id])
                 return Changed(route.id, moved, left_out)
-        time.sleep(PROBE_POLL)
 
 
 COUNT_CHOSEN = SQL("SELECT count(*), min(created_at) FROM {schema}.message_state WHERE {chosen}")

@@ -99,11 +99,13 @@ class DiscardWork(SessionWork):
 
     async def step(self, room: int, save: Save) -> Step:
         job, connection, values = save.job, self._connection, self._values
+        if await self._must_wait():  # without the route's lock, which the relay needs to bring a probe back
+            return Waits(PROBE_POLL)
         async with connection.transaction():
             await save.check(connection)
             if (await self._execute(LOCK_ROUTE, values)).rowcount == 0:
                 return Ended()
-            if self._may_wait() and (await self._execute(PROBES_ON_THEIR_WAY, values)).rowcount:
+            if await self._must_wait():
                 return Waits(PROBE_POLL)
             found = await self._execute(READ_BATCH, {**values, "after": job.position, "batch": room})
             rows = [id_ for (id_,) in await found.fetchall()]
@@ -121,8 +123,9 @@ class DiscardWork(SessionWork):
     async def outcome(self, save: Save) -> StageOutcome:
         raise UsageError(f"{save.job.words} has stages: what is discarded has no outcome")
 
-    def _may_wait(self) -> bool:
-        return asyncio.get_running_loop().time() - self._begun < PROBE_WAIT
+    async def _must_wait(self) -> bool:
+        may_wait = asyncio.get_running_loop().time() - self._begun < PROBE_WAIT
+        return may_wait and (await self._execute(PROBES_ON_THEIR_WAY, self._values)).rowcount > 0
 
     async def _execute(self, statement: SQL, values: dict[str, Any]) -> psycopg.AsyncCursor[Any]:
         return await self._connection.execute(self._sql(statement, chosen=CHOSEN), values)

@@ -18,9 +18,8 @@ async def test_a_member_of_a_pool_says_it_too_and_keeps_its_partition(
     partitions: Partitions, table: Table, inbox: Inbox, broker: BrokerSettings
 ) -> None:
     handler = Hanging()
-    member = PartitionedConsumer(
-        partitions.name, [handler.handle], inbox=inbox, broker=broker, pool=PoolPolicy(member="a"), work=WORK
-    )
+    policy = PoolPolicy(member="a", check_in_timeout=60.0)  # it is not taken for dead first
+    member = PartitionedConsumer(partitions.name, [handler.handle], inbox=inbox, broker=broker, pool=policy, work=WORK)
     with capture_logs() as events:
         async with running(member):
             await eventually(lambda: len(member.partitions) == 16, "it has all partitions")
