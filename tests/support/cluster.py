@@ -117,6 +117,13 @@ class Node(RabbitServer):
         """Return whether clients of this node can open a virtual host."""
         return self.call(f'rabbit_vhost_sup_sup:is_vhost_alive(<<"{name}">>).') == "true"
 
+    def standing(self, vhost: str) -> str:
+        """Return how it does, in words."""
+        try:
+            return f"sees {self.sees()}, and has the virtual host: {self.has_vhost(vhost)}"
+        except ServerError as error:
+            return f"{'runs' if self.is_running() else 'has ended'}, and does not answer: {error}"
+
     def leader_of(self, queue: str, vhost: str) -> str:
         """Return the name of the node that leads a quorum queue."""
         name = f'rabbit_misc:r(<<"{vhost}">>, queue, <<"{queue}">>)'
@@ -214,7 +221,7 @@ class Cluster:
             await eventually(lambda: asyncio.to_thread(self._have_vhost, name), f"each node has vhost {name}", 60)
         except TimeoutError as error:
             for node in self.nodes:
-                error.add_note(f"node {node.number} sees {node.sees()} and has it: {node.has_vhost(name)}")
+                error.add_note(f"node {node.number} {node.standing(name)}; its log ends:\n{node.process.log_end()}")
             raise
 
     def leader_of(self, queue: str, vhost: str) -> Node:
