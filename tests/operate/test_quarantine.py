@@ -1,6 +1,7 @@
 """A row that tries its route just now is waited for, and left alone when it does not come back."""
 
 import threading
+from collections.abc import Callable
 
 import psycopg
 import pytest
@@ -33,37 +34,9 @@ def discard(connection: psycopg.Connection) -> Job:
     return run_rows(connection, order_discard(Tables(connection, "outbox"), route, [], by=BY, why=WHY))
 
 
-def test_a_probe_that_comes_back_is_changed_with_the_others(
-    rows: Rows, connection: psycopg.Connection, database_url: str
-) -> None:
-    """The relay has the route's lock while it brings the probe back: who waits does not keep it from that."""
-    probe, other = rows.quarantined("gone"), rows.quarantined("gone", "2")
+def change_while_one_comes_back(rows: Rows, database_url: str, probe: int, change: Callable[[], None]) -> None:
+    """Change the route's rows while the relay brings its probe back, which takes the route's lock."""
     rows.connection.execute(TRY, [probe])
-    done: list[Job] = []
-
-    changing = threading.Thread(target=lambda: done.append(discard(connection)))
-    with psycopg.connect(database_url) as relay:
-        relay.execute(LOCK)
-        changing.start()
-        wait_for(lambda: rows.connection.execute(LOOKED).rowcount > 0, "it has looked", 20)
-        relay.execute(PUT_BACK, [probe])
-    changing.join(20)
-
-    assert [(job.state, job.selected, job.done) for job in done] == [("done", 2, 2)]
-    assert rows.states() == {probe: ("discarded", None), other: ("discarded", None)}
-
-
-def test_a_probe_that_comes_back_is_rerouted_with_the_others(
-    rows: Rows, connection: psycopg.Connection, tables: Tables, database_url: str
-) -> None:
-    probe, other = rows.quarantined("gone"), rows.quarantined("gone", "2")
-    rows.connection.execute(TRY, [probe])
-    (route,) = list_routes(Tables(connection, "outbox"))
-    done: list[Changed] = []
-
-    def change() -> None:
-        done.append(reroute(tables, route, [], exchange="", routing_key="there", by=BY, why=WHY))
-
     changing = threading.Thread(target=change)
     with psycopg.connect(database_url) as relay:
         relay.execute(LOCK)
@@ -71,6 +44,29 @@ def test_a_probe_that_comes_back_is_rerouted_with_the_others(
         wait_for(lambda: rows.connection.execute(LOOKED).rowcount > 0, "it has looked", 20)
         relay.execute(PUT_BACK, [probe])
     changing.join(20)
+
+
+def test_a_probe_that_comes_back_is_changed_with_the_others(
+    rows: Rows, connection: psycopg.Connection, database_url: str
+) -> None:
+    probe, other = rows.quarantined("gone"), rows.quarantined("gone", "2")
+    done: list[Job] = []
+
+    change_while_one_comes_back(rows, database_url, probe, lambda: done.append(discard(connection)))
+
+    assert [(job.state, job.selected, job.done) for job in done] == [("done", 2, 2)]
+    assert rows.states() == {probe: ("discarded", None), other: ("discarded", None)}
+
+
+def test_a_probe_that_comes_back_is_rerouted_with_the_others(rows: Rows, tables: Tables, database_url: str) -> None:
+    probe, other = rows.quarantined("gone"), rows.quarantined("gone", "2")
+    (route,) = list_routes(tables)
+    done: list[Changed] = []
+
+    def change() -> None:
+        done.append(reroute(tables, route, [], exchange="", routing_key="there", by=BY, why=WHY))
+
+    change_while_one_comes_back(rows, database_url, probe, change)
 
     assert [(each.rows, each.left_out) for each in done] == [(2, [])]
     moved = rows.connection.execute("SELECT id FROM outbox.message WHERE routing_key = 'there' ORDER BY id").fetchall()
