@@ -1,7 +1,6 @@
 """Turn an event into the row that is written, or raise the error that says why it cannot be."""
 
 import json
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn
 from uuid import UUID
@@ -16,6 +15,7 @@ from relay.outbox.paths import path_of_lost_number, path_of_unwritable
 
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024  # the default of relay.max_message_bytes: the relay sends no larger one
 MAX_TEXT_BYTES = 255  # the limit of AMQP's short string, and of the table's checks
+MAYBE_LOST = "null"  # orjson and pydantic write NaN and infinities so; to look for them costs more than the dump
 REMEDY = "make it text, a number or a list, or declare the event, and pydantic does so (`relay.outbox.event`)"
 OTHER_BYTES = "other bytes need a content_type, as application/octet-stream"
 
@@ -154,6 +154,8 @@ def _is_json(content_type: str) -> bool:
 def _json_text(event: Event) -> str:
     payload = event.payload
     match payload:
+        case dict() | list():
+            return _dumped(event, payload)
         case str():
             return _checked(event, payload)
         case bytes():
@@ -161,8 +163,6 @@ def _json_text(event: Event) -> str:
                 return _checked(event, payload.decode())
             except UnicodeDecodeError as error:
                 raise _not_json(event, f"byte {error.start} is not UTF-8") from None
-        case dict() | list():
-            return _dumped(event, payload)
         case _ if callable(getattr(payload, "model_dump_json", None)):
             return _dumped_model(event, payload)
         case _:
@@ -200,7 +200,9 @@ def _dumped(event: Event, payload: dict[str, Any] | list[Any]) -> str:
         if "not JSON serializable" in problem:
             problem = f"is of type {_kind(found)}, which JSON does not have: {REMEDY}"
         raise PayloadError(event, problem, path) from None
-    return _with_all_numbers(event, text, lambda: payload)
+    if MAYBE_LOST in text:
+        _check_numbers(event, payload)
+    return text
 
 
 def _dumped_model(event: Event, payload: JsonModel) -> str:
@@ -212,20 +214,15 @@ def _dumped_model(event: Event, payload: JsonModel) -> str:
         raise PayloadError(event, f"cannot be written as JSON: {error}") from error
     if "NaN" in text or "Infinity" in text:  # as text, or as what is no JSON: the model's `ser_json_inf_nan` says
         return _checked(event, text)
-    return _with_all_numbers(event, text, getattr(payload, "model_dump", lambda: payload))
-
-
-def _with_all_numbers(event: Event, text: str, dump: Callable[[], object]) -> str:
-    """Return the text, unless a number became null: orjson and pydantic write NaN and infinities so.
-
-    The search for them costs more than the dump, so it needs a null first.
-
-    Args:
-        dump: returns what was written, before it became JSON.
-    """
-    if "null" in text and (path := path_of_lost_number(dump(), "payload")):
-        raise PayloadError(event, "cannot be written as JSON: it is NaN or an infinity", path)
+    if MAYBE_LOST in text:
+        _check_numbers(event, payload.model_dump() if hasattr(payload, "model_dump") else payload)
     return text
+
+
+def _check_numbers(event: Event, dumped: object) -> None:
+    """Raise the error if a number of what was dumped became null."""
+    if path := path_of_lost_number(dumped, "payload"):
+        raise PayloadError(event, "cannot be written as JSON: it is NaN or an infinity", path)
 
 
 def _not_json(event: Event, why: str) -> PayloadError:
