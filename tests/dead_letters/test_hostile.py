@@ -56,6 +56,19 @@ async def test_letters_of_any_content_are_read_sent_back_and_thrown_away(
     assert len(audit.execute(AUDIT).fetchall()) == 2 * len(raw)
 
 
+async def test_a_job_looks_among_its_notes_for_ids_that_postgresql_cannot_hold(
+    letters: Letters, client: RawClient, audit: Audit
+) -> None:
+    """A job looks there from its second step on."""
+    for message_id in (b"first", b"a\0b", b"\0", b"last"):
+        assert await client.publish(properties(message_id=message_id), b"body", routing_key=DEAD.encode())
+
+    done = await change(letters, DISCARD, audit, rate=2)
+
+    assert (done.done, done.refused) == (4, [])
+    assert [row["message_id"] for row in audit.execute(AUDIT)] == ["first", r"a\x00b", r"\x00", "last"]
+
+
 async def test_a_letter_that_names_a_queue_that_is_not_there_stops_no_other(
     letters: Letters, client: RawClient, audit: Audit
 ) -> None:

@@ -20,7 +20,7 @@ from relay.jobs.job import Job, Kind, Source
 from relay.jobs.runner import WATCH
 from relay.operate import jobs
 from relay.operate.asked import Id
-from relay.operate.letters.audit import notes_of
+from relay.operate.letters.audit import notes_of, storable
 from relay.operate.letters.letter import Letter
 from relay.operate.letters.work import entry_of
 from relay.operate.operation import Role
@@ -123,7 +123,7 @@ def _came_back(site: Site, job: Job, queue: str) -> CameBack | None:
         each
         for first in look.first.values()
         for each in first
-        if each.message_id in before and each.last_failed_at != before[each.message_id]
+        if (message_id := storable(each.message_id)) in before and each.last_failed_at != before[message_id]
     ]
     now = seen.letters.get(queue) if seen and seen.at > look.at else None
     return CameBack(len(before), letters[:FAILURES], look, has_changed=now not in (None, look.letters))

@@ -1,6 +1,6 @@
 """The table `dead_letter_audit`: who has sent back or thrown away which dead letter, when and why."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -46,10 +46,10 @@ async def write_audit(
             "done_by": entry.done_by,
             "why": entry.why,
             "job": entry.job,
-            "message_ids": [_storable(each.message_id) for each in letters],
-            "types": [_storable(each.type) for each in letters],
-            "keys": [_storable(each.key) for each in letters],
-            "reasons": [_storable(each.reason) for each in letters],
+            "message_ids": [storable(each.message_id) for each in letters],
+            "types": [storable(each.type) for each in letters],
+            "keys": [storable(each.key) for each in letters],
+            "reasons": [storable(each.reason) for each in letters],
             "failed_at": [each.last_failed_at for each in letters],
         },
     )
@@ -62,11 +62,18 @@ READ_NOTES = SQL("""
 
 
 def notes_of(tables: Tables, job: int, message_ids: Sequence[str]) -> set[tuple[str, datetime | None]]:
-    """Return which of these messages' letters a job has changed, each with the moment of its last failure before."""
-    values = {"job": job, "message_ids": [_storable(each) for each in message_ids]}
-    return set(tables.execute(READ_NOTES, values).fetchall())
+    """Return which of these messages' letters a job has changed, each with the moment of its last failure before.
+
+    The ids are those of the table: as `storable` returns them.
+    """
+    return set(tables.execute(READ_NOTES, which_notes(job, message_ids)).fetchall())
 
 
-def _storable(text: str | None) -> str | None:
+def which_notes(job: int, message_ids: Iterable[str]) -> dict[str, Any]:
+    """Return the parameters of READ_NOTES."""
+    return {"job": job, "message_ids": [storable(each) for each in message_ids]}
+
+
+def storable(text: str | None) -> str | None:
     """Return a text with its NULs escaped: a text of PostgreSQL cannot hold them."""
     return text and text.replace("\0", r"\x00")

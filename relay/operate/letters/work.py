@@ -24,7 +24,7 @@ from relay.jobs.job import NO_CAUTION, Caution, Job, JobState, Kind, Order, Sour
 from relay.jobs.words import done_in_stages
 from relay.jobs.work import FULL, Did, Ended, Pace, Save, StageOutcome, Step, Stuck, Waits, stage_of
 from relay.logger import get_logger
-from relay.operate.letters.audit import READ_NOTES, AuditEntry, write_audit
+from relay.operate.letters.audit import READ_NOTES, AuditEntry, storable, which_notes, write_audit
 from relay.operate.letters.letter import SOURCE, Held, Letter, LetterSelection
 from relay.operate.letters.queue import ACKNOWLEDGED_PAGE, PAGE, Copy, DeadQueue, opened
 from relay.operate.letters.read import list_command
@@ -396,13 +396,13 @@ class LettersWork(SessionWork):
         noted = await self._notes(job, [each.message_id for each in letters if each.message_id])
         ids = {message_id for message_id, _ in noted}
         return {
-            each: Before.NOTED if (each.message_id, each.last_failed_at) in noted else Before.CAME_BACK
+            each: Before.NOTED if (message_id, each.last_failed_at) in noted else Before.CAME_BACK
             for each in letters
-            if each.message_id in ids
+            if (message_id := storable(each.message_id)) in ids
         }
 
     async def _notes(self, job: Job, message_ids: Collection[str]) -> set[tuple[str, datetime | None]]:
-        values = {"job": job.id, "message_ids": list(message_ids)}
+        values = which_notes(job.id, message_ids)
         return set(await (await self._connection.execute(self._sql(READ_NOTES), values)).fetchall())
 
     async def _count_retried(self, letters: Sequence[Letter]) -> None:
