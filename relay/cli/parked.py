@@ -26,7 +26,7 @@ from relay.jobs.job import Caution, Kind
 from relay.observe.printable import utc
 from relay.operate.asked import Many
 from relay.operate.messages.text import changes, indented, shown
-from relay.operate.messages.whereabouts import row_ids
+from relay.operate.messages.whereabouts import row_id
 from relay.operate.parked import asked as parked
 from relay.operate.parked.asked import AsideFilter, ChangeParked, ParkedFilter, RestoreParked, RetryParked
 from relay.operate.parked.edit import Edit, parse_headers
@@ -81,7 +81,7 @@ def show(
     output: Output = "text",
 ) -> ExitCode:
     """Show one parked, archived or discarded row with its payload."""
-    row_ids([row])
+    row_id(row)
     message = options.operations().do(parked.reveal, parked.RevealParked.model_construct(row=row, full=full))
     if output == "json":
         print_json(message)
@@ -147,7 +147,7 @@ def edit(
     output: Output = "text",
 ) -> ExitCode:
     """Send an edited copy of a parked row, as a new message behind all others of its key that names the old one."""
-    row_ids([row])
+    row_id(row)
     changed = _edit(payload, headers)
     consent.check()
     operations = options.operations()

@@ -17,7 +17,7 @@ from relay.cli.printing import aside, complain, counted, print_json, print_pairs
 from relay.errors import UsageError
 from relay.observe.printable import utc
 from relay.operate.asked import MOST
-from relay.operate.messages.whereabouts import row_ids
+from relay.operate.messages.whereabouts import row_id, row_ids
 from relay.operate.parked.work import ParkedDone
 from relay.operate.routes import asked as quarantine
 from relay.operate.routes.listed import NOT_LISTED
@@ -83,7 +83,7 @@ def show(
     output: Output = "text",
 ) -> ExitCode:
     """Show a route and the first rows that wait for it."""
-    row_ids([id_])
+    row_id(id_)
     found = options.operations().do(quarantine.show, quarantine.ShowRoute.model_construct(name=id_, limit=limit))
     route, rows = found.route, found.rows
     if output == "json":

@@ -15,13 +15,13 @@ from relay.cli.options import DatabaseOptions, Flags, InboxOptions, Length, Mess
 from relay.cli.printing import Row, aside, complain, print_json, print_lines, print_table, say
 from relay.observe.printable import utc
 from relay.operate.asked import MessageFilter
+from relay.operate.operation import SCAN_TIMEOUT
 from relay.operate.reconcile.ask import ReconcileRequest, ask
 from relay.operate.reconcile.inbox import FLAG, OWN
 from relay.operate.reconcile.report import ReconcileReport
 from relay.operate.reconcile.run import Show
 from relay.runtime.scrub import redacted
 
-SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 STATES = ("sent", "pending", "quarantined", "parked", "held", "archived", "discarded")
 
 

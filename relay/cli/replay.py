@@ -22,14 +22,13 @@ from relay.cli.printing import aside, print_json, print_table, say
 from relay.errors import UsageError
 from relay.jobs.job import Caution
 from relay.operate import replay as replay_of
+from relay.operate.operation import SCAN_TIMEOUT
 from relay.operate.replay import ReplayFilter, ReplayPreview, SentRows, left_out
 from relay.operate.sent.selection import now
 from relay.operate.sent.target import Target as Address
 from relay.operate.sent.target import Trace, check_target
 from relay.operate.sent.work import order_replay
 from relay.operate.session import session
-
-SCAN_TIMEOUT = 3600.0  # seconds for a statement: days of sent rows are read from end to end
 
 
 @Parameter(name="*")

@@ -2,13 +2,13 @@
 
 import os
 import re
-from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
 
 from relay.config.loading import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 from relay.errors import UsageError
+from relay.runtime.listen import is_loopback
 
 TOKEN = re.compile(r"[!-~]+")
 
@@ -25,7 +25,7 @@ def check_server(server: str) -> None:
         url = httpx.URL("")
     if url.scheme not in ("http", "https") or not url.host:
         raise UsageError("--server takes the URL of a console, https://relay.example.org")
-    if url.scheme == "http" and not _is_loopback(url.host):
+    if url.scheme == "http" and not is_loopback(url.host):
         raise UsageError("--server: over http:// others can read the token; use https://, or a console on this host")
 
 
@@ -55,10 +55,3 @@ def _find_token() -> str:
         f"--server needs a token, in {TOKEN_VARIABLE} or a file that {TOKEN_FILE_VARIABLE} names:"
         " `relay console token add` makes one"
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -17,7 +17,7 @@ from relay.config.settings import Authentication
 from relay.console.access.identity import LoginNeededError, RefusedError
 from relay.console.access.start_token import WORDS
 from relay.console.access.writes import is_from_page
-from relay.console.forms import InputError, Returned, sent_form
+from relay.console.forms import InputError, Returned, address_of, sent_form
 from relay.console.site import site_of
 from relay.console.templates import landing, page
 from relay.errors import (
@@ -185,7 +185,7 @@ def _to_login(request: Request) -> Response | None:
     authentication = site_of(request).settings.console.authentication
     if authentication is Authentication.PROXY or request.method != "GET" or request.url.path.startswith((API, LIVE)):
         return None
-    here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    here = address_of(request)
     if request.headers.get("Sec-Fetch-Site") == "cross-site":  # the session's cookie may be there, and was not sent
         return landing(request, here)
     if authentication is Authentication.NONE:

@@ -48,7 +48,7 @@ READ_APPLIED = SQL("""
     LIMIT {most}
 """)
 READ_NOTED = SQL("""
-    SELECT consumer_name AS consumer, queue, started_at FROM {schema}.consumer_queue
+    SELECT consumer_name AS consumer, queue FROM {schema}.consumer_queue
     ORDER BY started_at DESC, consumer_name, queue LIMIT {most}
 """)
 
@@ -59,7 +59,6 @@ class Noted:
 
     consumer: str
     queue: str
-    started_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def failed_messages(sample: Sample | None, consumers: SeenConsumers | None) -> i
 
 
 def _figures(sample: Sample | None, in_queues: int | None) -> list[Figure]:
-    status, latency = (sample.status, sample.latency) if sample else (None, None)
+    status, latency_s = (sample.status, sample.latency_s) if sample else (None, None)
     history = sample.history if sample else ()
     for_a_route = f", {short(status.quarantined)} for a route" if status and status.quarantined else ""
     rows: list[tuple[str, str, str, Callable[[Point], float | None], Callable[[float | None], str]]] = [
@@ -135,7 +135,7 @@ def _figures(sample: Sample | None, in_queues: int | None) -> list[Figure]:
         ("Oldest", duration(sample.age_s if sample else None), "the longest wait of a row", lambda each: each.age_s,
          duration),
         ("Sent", short(sample.rate if sample else None), "messages a second", lambda each: each.rate, short),
-        ("Latency", duration(latency.p95_s if latency else None), "p95, last minute", lambda each: each.latency_s,
+        ("Latency", duration(latency_s), "p95, last minute", lambda each: each.latency_s,
          duration),
         ("In queues", short(in_queues), "messages wait for consumers", lambda each: each.in_queues, short),
         ("Parked", short(status.parked if status else None), "rows wait for a decision", lambda each: each.parked,

@@ -19,7 +19,7 @@ from relay.console.database import Database
 from relay.errors import OutboxError
 from relay.jobs.job import PausedJobs, paused_jobs
 from relay.logger import get_logger
-from relay.operate.latency import Latency, read_latency
+from relay.operate.latency import read_latency
 from relay.operate.status import NodeStatus, Status, published, read_status
 from relay.runtime.backoff import wait_for_event
 from relay.runtime.scrub import scrub
@@ -72,7 +72,7 @@ class Sample:
     rate: float | None
     paused: PausedJobs
     sent_none: bool
-    latency: Latency | None
+    latency_s: float | None
     history: tuple[Point, ...]
 
     @property
@@ -176,12 +176,12 @@ class Sampler:
     def _look(self) -> Sample:
         """Return a sample; called in a thread, and never twice at once."""
         self._number += 1
-        status, latency, error = None, None, None
+        status, latency_s, error = None, None, None
         try:
             with self._database.session() as tables:
                 before = self._before()
                 status = read_status(tables, progress_timeout=self._settle_after, published_before=before)
-                latency = read_latency(tables)
+                latency_s = read_latency(tables)
                 self._paused = paused_jobs(tables, limit=PAUSED_NAMED, length=REASON_LENGTH)
         except OutboxError as failure:
             error = scrub(str(failure))
@@ -189,7 +189,7 @@ class Sampler:
             error = "a fault of the console: see its log"
             log.error("console.look_failed", exc_info=failure)
         at = datetime.now(UTC)
-        rate = self._keep(status, latency, at)
+        rate = self._keep(status, latency_s, at)
         sent_none = status is not None and self._sent_none(status)
         self._nodes = status.nodes if status else self._nodes
         return Sample(
@@ -201,7 +201,7 @@ class Sampler:
             rate=rate,
             paused=self._paused,
             sent_none=sent_none,
-            latency=latency,
+            latency_s=latency_s,
             history=self._whole_history(),
         )
 
@@ -223,7 +223,7 @@ class Sampler:
         limit = time.monotonic() - self._settle_after
         return next((nodes for at, _, nodes in reversed(self._looks) if at <= limit), None)
 
-    def _keep(self, status: Status | None, latency: Latency | None, at: datetime) -> float | None:
+    def _keep(self, status: Status | None, latency_s: float | None, at: datetime) -> float | None:
         """Add a look to the history; return the rate."""
         now = time.monotonic()
         while self._history and self._history[0].at < now - KEPT:
@@ -244,7 +244,7 @@ class Sampler:
                 rate=rate,
                 in_queues=self._in_queues(),
                 parked=status.parked,
-                latency_s=None if latency is None else latency.p95_s,
+                latency_s=latency_s,
             )
         )
         return rate

@@ -16,6 +16,7 @@ from relay.console.connections import LimitedProtocol
 from relay.console.database import INBOX_URL, inbox_of
 from relay.console.sampler import Sampler
 from relay.console.site import Site
+from relay.console.webhook import address_of
 from relay.errors import ConfigurationError, UnavailableError
 from relay.logger import get_logger
 from relay.operate.reconcile.inbox import OWN, of_inbox
@@ -52,7 +53,7 @@ async def serve(settings: Settings, file: Path | None, show: Callable[[str], Non
     with stopped_by_signals(lambda _: stopping.set(), running):
         log.info("console.listening", address=settings.console.listen)
         if site.access.start is not None:
-            show(site.access.start.address(settings.console.origin or f"http://{settings.console.listen}"))
+            show(site.access.start.address(address_of(settings.console)))
         ending = asyncio.create_task(_end(stopping, site.sampler, server), name="ending")
         try:
             await running

@@ -120,10 +120,7 @@ class Site:
         """
         who.require(operation.role)
         given = operation.does(self.servers(who), asked)
-        if operation.effect in (Effect.ORDERED, Effect.RESUMED):
-            self.runner.wake()
-        if operation.name.startswith(JOBS):
-            self.sampler.wake()
+        self._wake(operation)
         return given
 
     @property
@@ -203,11 +200,15 @@ class Site:
             done = f"has made job {noted}" if noted else "was sent"
             words = f"this form {done} before it was changed: send it again, if that is still wanted"
             raise RefusedError(HTTPStatus.CONFLICT, words)
+        self._wake(operation)
+        return noted
+
+    def _wake(self, operation: Operation[Asked, Given]) -> None:
+        """Let the console look for a job that was ordered, and at what was done to one."""
         if operation.effect in (Effect.ORDERED, Effect.RESUMED):
             self.runner.wake()
         if operation.name.startswith(JOBS):
             self.sampler.wake()
-        return noted
 
     def _all_failures(self) -> Sequence[Group]:
         everything = ListFailures(held=True, limit=MAX_ID)

@@ -31,7 +31,7 @@ class Migrate(Operation):
 
     def database_forwards(self, app_label: str, schema_editor: Any, _from_state: Any, _to_state: Any) -> None:
         with importing("django"):
-            from relay.operate.schema.at_url import migrate_at  # noqa: PLC0415
+            from relay.operate.schema.migrate import migrate_at  # noqa: PLC0415
 
         database = schema_editor.connection
         if database.alias != where.alias() or not router.allow_migrate(database.alias, app_label):

@@ -18,7 +18,8 @@ from django.urls import reverse
 from relay.django import reading, where
 from relay.django.models import OutboxRow
 from relay.errors import UsageError
-from relay.operate.messages.look import FoundPage, MessageState, Place, Search, row_id, search
+from relay.operate.messages.look import FoundPage, MessageState, Place, Search, search
+from relay.operate.messages.whereabouts import row_id
 
 AGES = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
 CHECK = "`manage.py check --database {alias}` says what is missing."

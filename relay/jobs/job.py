@@ -19,7 +19,6 @@ from psycopg.sql import SQL, Identifier, Literal
 from psycopg.types.json import Jsonb
 
 from relay.errors import BusyError, NotFoundError, UsageError
-from relay.retention.kind import replay_lock
 from relay.servers.postgres.tables import Tables
 
 
@@ -169,7 +168,7 @@ MAKE = SQL("""
         stop_when_failing{console_column})
     SELECT %(kind)s, %(source)s, %(by)s, %(why)s, %(filter)s, %(to_exchange)s, %(routing_key)s, %(selected)s, %(rate)s,
         %(stages)s::bigint[], %(stop_when_failing)s{by_console}
-    FROM pg_advisory_xact_lock_shared({lock})
+    FROM pg_advisory_xact_lock_shared(hashtextextended({lock}, 0))
     RETURNING id
 """)
 
@@ -191,7 +190,7 @@ def make_job(tables: Tables, order: Order) -> Job:
         "stop_when_failing": caution.stop_when_failing,
     }
     column, value = (SQL(", by_console"), SQL(", true")) if order.by_console else (SQL(""), SQL(""))
-    lock = replay_lock(tables.schema)
+    lock = Literal(f"{tables.schema}.replay and retention")  # the drop of a day takes it for itself
     (job,) = tables.one(MAKE, values, lock=lock, console_column=column, by_console=value)
     return read_job(tables, job)
 

@@ -1,24 +1,10 @@
 """How a job stands, in the words of commands and pages."""
 
-from dataclasses import dataclass
 from datetime import timedelta
 
 from relay.jobs.job import Job, JobState, Kind, Source
 
 SETTLED = 1.0  # seconds of a run, before which its rate would be a guess
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """How fast a job goes, on average since its process began.
-
-    Attributes:
-        rate: rows a second.
-        left: until its rows are done; None: nobody knows how many there are.
-    """
-
-    rate: float
-    left: timedelta | None
 
 
 def state_of(job: Job) -> str:
@@ -48,30 +34,25 @@ def share_of(job: Job) -> tuple[int, int] | None:
     return None
 
 
-def speed_of(job: Job) -> Speed | None:
-    """Return how fast a job goes; None: it does not, or has just begun."""
+def speed_words(job: Job) -> str | None:
+    """Return how fast a job goes, on average since its process began: "1,200 a second, 3 min left".
+
+    None: it does not, or has just begun. How long it takes is left out while nobody knows how many rows there are.
+    """
     seconds, began_with = job.run_seconds, job.began_with
     if job.state is not JobState.RUNNING or job.waiting is not None or seconds is None or began_with is None:
         return None
     rate = (job.tried - began_with) / max(seconds, SETTLED)
     if seconds < SETTLED or rate <= 0:
         return None
+    words = f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.1f} a second"
     if job.selected is not None:
         left = (job.selected - job.tried) / rate
     elif job.to_scan is not None and job.scanned:
         left = (job.to_scan - job.scanned) * seconds / job.scanned
     else:
-        return Speed(rate, None)
-    return Speed(rate, timedelta(seconds=min(max(left, 0.0), timedelta.max.total_seconds() / 2)))
-
-
-def speed_words(job: Job) -> str | None:
-    """Return how fast a job goes: "1,200 a second, 3 min left"."""
-    speed = speed_of(job)
-    if speed is None:
-        return None
-    rate = f"{speed.rate:,.0f}" if speed.rate >= 10 else f"{speed.rate:.1f}"
-    return f"{rate} a second" + ("" if speed.left is None else f", {_roughly(speed.left)} left")
+        return words
+    return f"{words}, {_roughly(timedelta(seconds=min(max(left, 0.0), timedelta.max.total_seconds() / 2)))} left"
 
 
 def outcome_of(job: Job) -> str | None:

@@ -1,5 +1,8 @@
 """What requests are made of: texts and ids that the database can take. Each noun has a file of its requests."""
 
+import base64
+import binascii
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
@@ -50,6 +53,7 @@ Cursor = Annotated[
     str | None, StringConstraints(max_length=100), Field(description="`next` of an earlier page; else the first page.")
 ]
 Next = Annotated[str | None, Field(description="The cursor of the next page; null on the last one.")]
+CURSOR = re.compile(r"([a-z-]+):([0-9]{1,19})")  # the kind of the list, and the id of the last row
 Limit = Annotated[int, Field(ge=1, le=MOST)]
 
 
@@ -78,6 +82,30 @@ class Page(Closed):
         """Be one page with the next one."""
         self.listed.extend(following.listed)
         vars(self)["next"] = following.cursor
+
+
+def read_cursor(kind: str, cursor: str | None) -> int | None:
+    """Return the place that the cursor of such a list names; None for the first page.
+
+    Raises:
+        UsageError: it is no cursor of such a list.
+    """
+    if cursor is None:
+        return None
+    try:
+        found = CURSOR.fullmatch(base64.urlsafe_b64decode(cursor.encode("ascii") + b"==").decode("ascii"))
+    except (binascii.Error, UnicodeError, ValueError):
+        found = None
+    if found is None or found[1] != kind or int(found[2]) > MAX_ID:
+        raise UsageError("cursor: it is not `next` of an earlier page of this list")
+    return int(found[2])
+
+
+def next_cursor(kind: str, places: list[int], limit: int) -> str | None:
+    """Return the cursor behind the last of these places; None when the page was not full, and so the last."""
+    if len(places) < limit:
+        return None
+    return base64.urlsafe_b64encode(f"{kind}:{places[-1]}".encode()).decode().rstrip("=")
 
 
 class Nothing(Closed):

@@ -6,7 +6,7 @@ groups them (`group_letters`).
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -18,8 +18,8 @@ from pydantic import Field
 from relay.errors import NotFoundError
 from relay.operate.asked import MAX_ID, Closed, QueueName, Text
 from relay.operate.cause import cause_of
-from relay.operate.letters.letter import SOURCE, Held, Letter, LetterSelection
-from relay.operate.letters.read import read_letters
+from relay.operate.letters.letter import SOURCE, Letter, LetterSelection
+from relay.operate.letters.read import list_letters
 from relay.operate.letters.work import queues_of
 from relay.operate.operation import Role, Servers, operation
 from relay.operate.routes.quarantine import SOURCE as OF_ROUTES
@@ -235,15 +235,10 @@ def _failures(at: Servers, asked: ListFailures, queues: Sequence[str]) -> Failur
         groups = list_groups(tables)
         for queue in queues:
             _, dead = queues_of(queue)
-            letters: list[Letter] = []
-            read = asyncio.run(read_letters(at.settings.broker, dead, LetterSelection(), _append_to(letters)))
+            letters, read = asyncio.run(list_letters(at.settings.broker, dead, LetterSelection()))
             groups += with_retries(tables, group_letters(letters, dead))
             warnings += [read.warning] if read.warning else []
         if asked.held:
             groups += list_held_groups(tables)
     chosen = by_weight(each for each in groups if asked.group is None or each.id == asked.group)
     return Failures(chosen[: asked.limit], len(chosen), warnings)
-
-
-def _append_to(letters: list[Letter]) -> Callable[[Held], None]:
-    return lambda held: letters.append(held.letter)

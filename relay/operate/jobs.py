@@ -18,9 +18,8 @@ from relay.jobs.job import (
     read_job,
     resume_job,
 )
-from relay.operate.asked import Closed, Cursor, Id, Limit, MaybeReasoned, Next, Page, Reasoned
+from relay.operate.asked import Closed, Cursor, Id, Limit, MaybeReasoned, Next, Page, Reasoned, next_cursor, read_cursor
 from relay.operate.operation import Effect, Role, Servers, operation
-from relay.operate.paging import next_cursor, read_cursor
 
 JOBS, FAILURES = "jobs", "job-failures"
 # What a job does decides who may order it, and who may let it go on.

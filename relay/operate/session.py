@@ -10,9 +10,8 @@ from psycopg.sql import SQL, Composed, Identifier
 from relay.config.settings import DatabaseSettings
 from relay.errors import AccessError, DatabaseUnavailableError, DeadlineError, SchemaError
 from relay.jobs.work import Answer, Save, Watched
-from relay.operate.revision import head_revision
 from relay.servers.postgres.bounded_values import bound_values
-from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, refuse_newer
+from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, head_revision, refuse_newer
 from relay.servers.postgres.database import connect, connect_async, one_line
 from relay.servers.postgres.statement_fault import refused_or_lost
 from relay.servers.postgres.tables import Tables

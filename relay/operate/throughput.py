@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 
 from psycopg.sql import SQL
 
-from relay.operate.latency import END
-from relay.operate.sent.selection import now
+from relay.operate.sent.selection import blocks_of_day, now
 from relay.servers.postgres.tables import Tables
 
 BLOCKS = 512  # of 8 KiB, at most, of a day; of more, so many are read, evenly spread, and stand for the others
@@ -17,8 +16,7 @@ SPARE = 128  # blocks before the last end: marks of several relays fill the last
 LONGEST = 60.0  # seconds: what was sent in a longer time is no rate of now
 MOST = 1000  # kinds of a range that are told apart
 
-# Marks add rows at the end of their day, which has no index by time. A range of blocks is read without one. A mark that
-# has not committed when its time is counted is in no count: some hundred rows at most.
+# A mark that has not committed when its time is counted is in no count: some hundred rows at most.
 COUNT = SQL("""
     SELECT exchange, routing_key, aggregate_type, event_type, count(*)
     FROM {schema}.message
@@ -50,7 +48,7 @@ class SentCounter:
         """Return the messages a second of each kind since the last count; None when that was long ago, or never."""
         at = now(tables.connection)
         day = at.replace(hour=0, minute=0, second=0, microsecond=0)
-        last, look = self._last, _Look(at, day, _end(tables, day))
+        last, look = self._last, _Look(at, day, blocks_of_day(tables, day))
         self._last = look
         if last is None or not 0 < (seconds := (look.at - last.at).total_seconds()) <= LONGEST:
             return None
@@ -66,15 +64,10 @@ class SentCounter:
         return dict(counted)
 
 
-def _end(tables: Tables, day: datetime) -> int:
-    (end,) = tables.one(END, {"schema": tables.schema, "day": f"{day:%Y%m%d}"})
-    return int(end or 0)
-
-
 def _ranges(tables: Tables, last: _Look, look: _Look) -> Iterator[tuple[datetime, int, int]]:
     """Yield the days that got rows, each with the first of the new blocks and the end."""
     if last.day != look.day:
-        yield last.day, last.end, _end(tables, last.day)
+        yield last.day, last.end, blocks_of_day(tables, last.day)
     yield look.day, last.end if last.day == look.day else 0, look.end
 
 

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from psycopg.sql import SQL, Composed, Literal
-
 from relay.config.settings import RelaySettings
 
 
@@ -32,11 +30,6 @@ INBOX = DatedTable(
 FORGET = "forget_failures(integer)"  # causes of failures: they are kept as long as sent rows (migration 0025)
 
 FORGET_BATCHES = "forget_batches(integer, boolean)"  # names of Spark's batches (migration 0026)
-
-
-def replay_lock(schema: str) -> Composed:
-    """Return the number of the lock that making a replay takes shared, and the drop of a day for itself."""
-    return SQL("hashtextextended({}, 0)").format(Literal(f"{schema}.replay and retention"))
 
 
 def sent_kind(relay: RelaySettings) -> DatedTable:

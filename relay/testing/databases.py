@@ -36,7 +36,7 @@ def migrate(url: str, *, schema: str = "outbox") -> None:
         MissingExtraError: the extra `testing` is not installed.
     """
     with importing("testing"):
-        from relay.operate.schema.at_url import migrate_at  # noqa: PLC0415
+        from relay.operate.schema.migrate import migrate_at  # noqa: PLC0415
 
     migrate_at(url, schema)
 
@@ -79,7 +79,7 @@ def _server(url: str) -> Iterator[psycopg.Connection]:
 def _template(server: psycopg.Connection, server_url: str) -> str:
     """Return the name of the migrated database, which is made when it is not there yet."""
     with importing("testing"):
-        from relay.operate.revision import head_revision  # noqa: PLC0415
+        from relay.servers.postgres.compatibility import head_revision  # noqa: PLC0415
 
     # The tables have a part for each of the next days: those of yesterday's template end a day earlier. Another login
     # could not use what this one owns.

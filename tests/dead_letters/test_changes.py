@@ -15,7 +15,7 @@ from relay.errors import NotFoundError, PartlyDoneError, SchemaError
 from relay.operate.letters import work as letters_work
 from relay.operate.letters.audit import AuditEntry, write_audit
 from relay.operate.letters.letter import Letter, LetterSelection
-from relay.operate.letters.work import MOST_REFUSED, Preview, queues_of
+from relay.operate.letters.work import MOST_REFUSED, preview_letters, queues_of
 from tests.consume.effects import QUEUE, Stumbling, Table, running
 from tests.dead_letters.changes import AUDIT, DISCARD, RETRY, Audit, change
 from tests.dead_letters.letters import DEAD, Letters
@@ -94,7 +94,7 @@ async def test_each_letter_has_its_row_in_the_audit(letters: Letters, audit: Aud
 async def test_a_dry_run_counts_and_changes_nothing(letters: Letters, audit: Audit) -> None:
     sent = await letters.put_all(3)
 
-    done = await Preview(letters.broker, RETRY, LetterSelection(limit=2)).run()
+    done = await preview_letters(letters.broker, RETRY, LetterSelection(limit=2))
 
     await eventually(lambda: letters.has(3), "all are back")
     assert (done.chosen, done.done) == (2, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relay.config.settings import Settings
-from relay.operate.revision import head_revision
+from relay.servers.postgres.compatibility import head_revision
 from tests.cli.command import Command
 
 NOWHERE = "postgresql://postgres@127.0.0.1:1/none"

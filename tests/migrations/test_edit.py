@@ -4,8 +4,8 @@ import pytest
 from alembic.script import ScriptDirectory
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.revision import SCRIPTS
 from relay.operate.schema.migrate import downgrade, migrate
+from relay.servers.postgres.compatibility import SCRIPTS
 from tests.migrations.conftest import Connection
 from tests.support.roles import granted_roles
 

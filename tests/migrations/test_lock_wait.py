@@ -10,10 +10,10 @@ from pydantic import SecretStr
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import BusyError
-from relay.operate.revision import head_revision
 from relay.operate.schema import lock_wait
 from relay.operate.schema.lock_wait import LockLimits, LockWait
 from relay.operate.schema.migrate import current_revision, downgrade, migrate, sqlalchemy_engine
+from relay.servers.postgres.compatibility import head_revision
 from relay.testing.servers.postgres import PostgresServer
 from relay.testing.servers.process import wait_for
 from tests.migrations.conftest import url_of

@@ -10,8 +10,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from relay.config.settings import DatabaseSettings
-from relay.operate.revision import SCRIPTS
 from relay.operate.schema.migrate import migrate
+from relay.servers.postgres.compatibility import SCRIPTS
 from tests.migrations.conftest import url_of
 
 MODES = ("ACCESS EXCLUSIVE", "SHARE ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE")  # what relays or writers wait for

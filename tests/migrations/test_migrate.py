@@ -10,8 +10,8 @@ import pytest
 
 from relay.config.settings import DatabaseSettings
 from relay.errors import SchemaError
-from relay.operate.revision import head_revision
 from relay.operate.schema.migrate import current_revision, downgrade, migrate, write_sql
+from relay.servers.postgres.compatibility import head_revision
 from relay.testing.servers.postgres import PostgresServer
 from relay.testing.servers.process import wait_for
 from tests.migrations.catalog import description

@@ -14,11 +14,10 @@ import relay as product
 from relay.config.settings import DatabaseSettings
 from relay.engine.session.session import prepare
 from relay.errors import SchemaError
-from relay.operate import revision as revisions
-from relay.operate.revision import SCRIPTS, head_revision
 from relay.operate.schema import migrate as operate
 from relay.operate.schema.migrate import current_revision, downgrade, dropped_tables, migrate
-from relay.servers.postgres.compatibility import release_needed
+from relay.servers.postgres import compatibility
+from relay.servers.postgres.compatibility import SCRIPTS, head_revision, release_needed
 from relay.servers.postgres.database import connect_async
 from tests.cli.command import Command
 from tests.migrations.catalog import description
@@ -61,7 +60,7 @@ def newer_release(folder: Path, oldest: str) -> Iterator[None]:
     (scripts / "versions" / f"{NEXT}_extra.py").write_text(script)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operate, "SCRIPTS", scripts)
-        patch.setattr(revisions, "SCRIPTS", scripts)
+        patch.setattr(compatibility, "SCRIPTS", scripts)
         patch.setattr(product, "__version__", NEWER)
         yield
 

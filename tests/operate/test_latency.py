@@ -19,13 +19,9 @@ def test_rows_count_from_the_time_they_were_due(database: DatabaseSettings, data
         """)
 
     with session(database) as tables:
-        latency = read_latency(tables)
-
-    assert latency.rows == 20
-    assert latency.median_s == pytest.approx(2.0)
-    assert latency.p95_s == pytest.approx(2.0)
+        assert read_latency(tables) == pytest.approx(2.0)
 
 
 def test_without_rows_there_is_none(database: DatabaseSettings) -> None:
     with session(database) as tables:
-        assert read_latency(tables).p95_s is None
+        assert read_latency(tables) is None

@@ -2,7 +2,7 @@
 
 from alembic.script import ScriptDirectory
 
-from relay.operate.revision import SCRIPTS, head_revision
+from relay.servers.postgres.compatibility import SCRIPTS, head_revision
 
 
 def test_the_newest_revision_is_alembic_s_head() -> None:

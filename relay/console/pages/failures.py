@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from relay.console.access.identity import Identity
 from relay.console.consumers import SeenConsumers
 from relay.console.failure_groups import Counted
-from relay.console.forms import InputError, said
+from relay.console.forms import InputError, address_of, said
 from relay.console.given import FormWords, Here, Once, Operator, Owner, Sessions, Viewer
 from relay.console.looks import Look
 from relay.console.repeats import Repeatable
@@ -186,7 +186,7 @@ def list_failures(
         age_s=counted.age_s,
         queues=queues,
         unknown=seen.error if (seen := site_of(request).consumers.latest) else None,
-        address=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        address=address_of(request),
         can_look=who.role.includes(Role.OPERATOR),
     )
 

@@ -18,7 +18,7 @@ from relay.errors import UsageError
 from relay.operate.asked import Words
 from relay.operate.messages.message import Content, FoundMessage, read_message, reveal_message
 from relay.operate.messages.text import changes, indented, text_of
-from relay.operate.messages.whereabouts import row_ids, whereabouts
+from relay.operate.messages.whereabouts import row_id, whereabouts
 from relay.operate.parked import asked as parked
 from relay.operate.parked.edit import Edit, check_edit, parse_headers
 
@@ -98,7 +98,7 @@ def edit(
     request: Request, site: Here, database: Sessions, who: Owner, *, row: Row, form: Annotated[EditForm, Form()]
 ) -> Response:
     """Edit a parked row in a form, see what changed, and send it as a new message."""
-    (named,) = row_ids([row])
+    named = row_id(row)
     with database.session() as tables:
         found = read_message(tables, named)
         message, head = found.message, head_of(tables, found.message)

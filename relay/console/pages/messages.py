@@ -27,7 +27,7 @@ from relay.operate.asked import QueueName, RowName
 from relay.operate.failures import Group
 from relay.operate.jobs import ROLES, Ordered
 from relay.operate.letters import asked as letters
-from relay.operate.messages.look import MessageState, Place, Search, row_id, search
+from relay.operate.messages.look import MessageState, Place, Search, search
 from relay.operate.messages.message import (
     Audited,
     AwaitedRoute,
@@ -45,7 +45,7 @@ from relay.operate.messages.message import (
     reveal_message,
 )
 from relay.operate.messages.text import indented, shown
-from relay.operate.messages.whereabouts import row_ids, whereabouts
+from relay.operate.messages.whereabouts import row_id, whereabouts
 from relay.operate.operation import Role
 from relay.operate.parked import asked as parked
 from relay.operate.parked.read import Parked, ParkedSelection, first_parked
@@ -151,7 +151,7 @@ def show_message(
     request: Request, database: Sessions, who: Viewer, *, row: Row, at: str = "", after: str = ""
 ) -> HTMLResponse:
     """Show one message by its id or message id, wherever it is, without what it says."""
-    (named,) = row_ids([row])
+    named = row_id(row)
     with database.session() as tables:
         found = find_message(tables, named, _place(at), after=after or None)
         if isinstance(found, NotLocated):
@@ -163,7 +163,7 @@ def show_message(
 @router.get("/messages/{row}/news")
 def news(request: Request, database: Sessions, who: Viewer, *, row: Row, at: str = "", seen: str = "") -> Response:
     """Return the parts of a message's page that are not as the browser has `seen` them; 204 when all are."""
-    (named,) = row_ids([row])
+    named = row_id(row)
     with database.session() as tables:
         found = find_message(tables, named, _place(at), seconds=NEWS_WITHIN)
         if isinstance(found, NotLocated):
@@ -182,7 +182,7 @@ def reveal(
     request: Request, database: Sessions, who: Operator, *, row: Row, at: At = "", why: FormWords = ""
 ) -> HTMLResponse:
     """Show what a message says; the audit notes who has read it."""
-    (named,) = row_ids([row])
+    named = row_id(row)
     with database.session() as tables:
         found = read_message(tables, named, _place(at))
         content = reveal_message(tables, found, by=who.name, why=why or None)
@@ -196,7 +196,7 @@ def reveal(
 @router.post("/messages/{row}/download")
 def download(database: Sessions, who: Operator, *, row: Row, at: At = "", why: FormWords = "") -> Response:
     """Return the payload of a message as a file; the audit notes who has read it."""
-    (named,) = row_ids([row])
+    named = row_id(row)
     with database.session() as tables:
         found = read_message(tables, named, _place(at))
         message = found.message
@@ -221,7 +221,7 @@ def change(
     why: FormWords = "",
 ) -> Response:
     """Order a job over this one parked row; the page follows it. A discard asks first, on its page."""
-    (named,) = row_ids([row])
+    named = row_id(row)
     who.require(ROLES[kind])
     with database.session() as tables:
         message = read_message(tables, named).message
@@ -248,7 +248,7 @@ def change_letter(
     why: FormWords = "",
 ) -> Response:
     """Order a job over the dead letter of this message. A discard asks first, on its page."""
-    (named,) = row_ids([row])
+    named = row_id(row)
     who.require(ROLES[kind])
     with database.session() as tables:
         message_id = str(read_message(tables, named, _place(at)).message.message_id)
@@ -264,7 +264,7 @@ def change_letter(
 @router.post("/messages/{row}/probe")
 def probe(site: Here, database: Sessions, who: Operator, row: Row) -> Response:
     """Ask the relays to try now the route that this row waits for."""
-    (named,) = row_ids([row])
+    named = row_id(row)
     with database.session() as tables:
         message = read_message(tables, named).message
     if message.quarantine is not None:  # else it has gone on by now

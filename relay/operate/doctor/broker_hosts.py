@@ -16,6 +16,7 @@ from relay.config.tls import TlsFileError
 from relay.errors import BrokerUnavailableError
 from relay.operate.doctor.finding import Finding, Verdict
 from relay.operate.doctor.question import BrokerAnswer, Question, Reply, ask, publish_refused
+from relay.runtime.memory import MIB
 from relay.servers.rabbitmq.connection import Connection, connect_to
 from relay.servers.rabbitmq.hosts import broker_urls, in_turn, place, vhost
 
@@ -25,7 +26,6 @@ DEPRECATES, REFUSES_DEPRECATED = (4, 0), (4, 3)  # transient queues, arguments o
 REFUSING_MAJORS = (3, 4)  # of these it is known that what `publish_refused` asks for is never routed
 CAPABILITIES = ("publisher_confirms", "basic.nack", "connection.blocked", "consumer_cancel_notify")
 NOT_ALLOWED = 530  # AMQP's code for a virtual host that is missing or closed to the user
-MIB = 1024 * 1024
 LARGEST_TRIED = 64 * MIB  # a message of more would be a burden on the broker
 NOT_TRIED = Reply(BrokerAnswer.NONE, "not tried")
 CERTIFICATE_DAYS = 30

@@ -10,8 +10,7 @@ from relay.engine.read.floors import IDENTIFY
 from relay.engine.session.session import LANES
 from relay.operate.batches import IS_UNFINISHED
 from relay.operate.doctor.finding import Finding, Verdict
-from relay.operate.revision import head_revision
-from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, release_needed
+from relay.servers.postgres.compatibility import READ_TABLES, TABLES_MISSING, head_revision, release_needed
 from relay.servers.postgres.database import one
 
 DAYS_AHEAD = 3  # today (UTC) and the next two, as the relay makes them (`database_retry.ENSURE_DAYS`)

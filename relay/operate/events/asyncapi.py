@@ -10,6 +10,7 @@ from typing import Any
 
 from relay.config.settings import Settings
 from relay.config.topology import Exchange, ExchangeType, Queue
+from relay.engine.send.message import PERSISTENT
 from relay.operate.events.addresses import EventAddress, address_of
 from relay.operate.events.cloud_events import as_cloud_event
 from relay.operate.events.modules import DeclaredClass
@@ -24,7 +25,6 @@ AMQP = "0.3.0"  # the version of AsyncAPI's bindings for AMQP
 SCHEMAS = "#/components/schemas/{model}"
 UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 PARAMETER = "aggregate_id"
-PERSISTENT = 2
 IN_PLACE = frozenset((
     "items", "additionalItems", "additionalProperties", "propertyNames", "not", "anyOf", "oneOf", "allOf",
 ))  # fmt: skip

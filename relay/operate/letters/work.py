@@ -206,32 +206,21 @@ class _Choice:
             self.done.not_found = sorted(self._selection.message_ids - self._found)
 
 
-class Preview:
-    """What a command would do; it changes nothing. `run` it once."""
-
-    def __init__(self, broker: BrokerSettings, entry: AuditEntry, selection: LetterSelection) -> None:
-        self._broker = broker
-        self._choice = _Choice(entry, selection)
-
-    async def run(self) -> LettersDone:
-        """Count the letters that the command would send back or throw away; raises OutboxError."""
-        choice, done = self._choice, self._choice.done
-        async with opened(self._broker, done.queue) as queue:
-            async for page in queue.pages(PAGE if choice.is_whole_queue else ACKNOWLEDGED_PAGE):
-                letters = choice.of(page)
-                _, homeless = await choice.targets(queue, letters)
-                done.done += len(letters) - len(homeless)
-                done.refused += [(each.letter.message_id, reason) for each, reason in homeless.items()]
-                if choice.is_complete:
-                    break
-        done.warning = queue.refusal
-        choice.name_missing()
-        return done
-
-
 async def preview_letters(broker: BrokerSettings, entry: AuditEntry, selection: LetterSelection) -> LettersDone:
-    """Count the letters that a command would change; raises OutboxError."""
-    return await Preview(broker, entry, selection).run()
+    """Count the letters that a command would send back or throw away; nothing is changed. Raises OutboxError."""
+    choice = _Choice(entry, selection)
+    done = choice.done
+    async with opened(broker, done.queue) as queue:
+        async for page in queue.pages(PAGE if choice.is_whole_queue else ACKNOWLEDGED_PAGE):
+            letters = choice.of(page)
+            _, homeless = await choice.targets(queue, letters)
+            done.done += len(letters) - len(homeless)
+            done.refused += [(each.letter.message_id, reason) for each, reason in homeless.items()]
+            if choice.is_complete:
+                break
+    done.warning = queue.refusal
+    choice.name_missing()
+    return done
 
 
 class Before(Enum):

@@ -14,8 +14,8 @@ from uuid import UUID
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.errors import UsageError
-from relay.operate.messages.whereabouts import RowId, row_ids
-from relay.operate.sent.selection import now
+from relay.operate.messages.whereabouts import RowId
+from relay.operate.sent.selection import blocks_of_day, now
 from relay.servers.postgres.tables import Tables
 
 ROWS = 50  # of a page
@@ -124,16 +124,6 @@ class FoundPage:
     lines: list[FoundLine]
     next: str | None
     looked_until: datetime | None = None
-
-
-def row_id(text: str) -> RowId:
-    """Return the id or message id that an operator has written.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    (found,) = row_ids([text])
-    return found
 
 
 SCANNED_COLUMNS = SQL("id, message_id, aggregate_type, aggregate_id, event_type, state, created_at, sent_at, attempts")
@@ -256,9 +246,6 @@ def _matches(wanted: Search, at: str) -> Composed | SQL:
     return SQL(" AND ").join(parts) if parts else SQL("true")
 
 
-SIZE = SQL("""
-    SELECT pg_relation_size(to_regclass(format('%%I.message_sent_%%s', %(schema)s::text, %(day)s::text))) / 8192
-""")
 OLDEST_DAY = SQL("""
     SELECT min(right(relname, 8)) FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
     WHERE inhparent = format('%%I.message_sent', %(schema)s::text)::regclass AND relname ~ '_[0-9]{{8}}$'
@@ -283,7 +270,7 @@ def _search_sent(tables: Tables, wanted: Search, after: str | None, *, room: int
     today = now(tables.connection).date()
     place = Place.of(after) if after else _start(tables, wanted, today)
     if place.day > today:
-        place = Place(today, _size(tables, today), 0)
+        place = Place(today, blocks_of_day(tables, today), 0)
     first = max(oldest, wanted.since.astimezone(UTC).date() if wanted.since else oldest)
     matches, lines, left = _matches(wanted, "sent_at"), list[FoundLine](), BLOCKS
     while place.day >= first:
@@ -296,7 +283,7 @@ def _search_sent(tables: Tables, wanted: Search, after: str | None, *, room: int
         if low and wanted.since and _is_before(tables, Place(place.day, low, 0), wanted.since):
             return FoundPage(lines, None)
         day = place.day - timedelta(days=1)
-        place = Place(place.day, low, 0) if low else Place(day, _size(tables, day), 0)
+        place = Place(place.day, low, 0) if low else Place(day, blocks_of_day(tables, day), 0)
         if left <= 0 and place.day >= first:
             return FoundPage(lines, str(place), _time_at(tables, place))
     return FoundPage(lines, None)
@@ -318,9 +305,9 @@ def _of_blocks(tables: Tables, until: Place, *, low: int, matches: Composed | SQ
 def _start(tables: Tables, wanted: Search, today: date) -> Place:
     """Return the place behind the last row that may match."""
     if wanted.until is None or wanted.until.astimezone(UTC).date() > today:
-        return Place(today, _size(tables, today), 0)
+        return Place(today, blocks_of_day(tables, today), 0)
     day = wanted.until.astimezone(UTC).date()
-    low, high = 0, _size(tables, day)
+    low, high = 0, blocks_of_day(tables, day)
     end = high
     while low < high:  # the first block whose rows were sent later
         middle = (low + high) // 2
@@ -347,12 +334,6 @@ def _time_at(tables: Tables, place: Place) -> datetime | None:
 def of_day(day: date) -> Composed:
     """Return the condition by which the planner leaves out the other days."""
     return OF_DAY.format(since=f"{day:%Y-%m-%d}T00:00:00Z", until=f"{day + timedelta(days=1):%Y-%m-%d}T00:00:00Z")
-
-
-def _size(tables: Tables, day: date) -> int:
-    """Return the blocks of a day's table; 0 when there is no table."""
-    (size,) = tables.one(SIZE, {"schema": tables.schema, "day": f"{day:%Y%m%d}"})
-    return int(size or 0)
 
 
 def _oldest_day(tables: Tables) -> date | None:

@@ -102,13 +102,24 @@ def whereabouts(tables: Tables, wanted: Collection[RowId]) -> dict[RowId, str]:
     return {each: row.words for each, row in find_rows(tables, wanted).items()}
 
 
-def row_ids(texts: Collection[str]) -> list[RowId]:
-    """Return the ids and message ids that an operator has written.
+def row_id(text: str) -> RowId:
+    """Return the id or message id that an operator has written.
 
     Raises:
-        UsageError: one of them is neither.
+        UsageError: it is neither.
     """
-    return [_row_id(text) for text in texts]
+    try:
+        if not (text.isascii() and text.isdecimal()):
+            return UUID(text)
+        if (number := int(text)) <= MAX_ID:
+            return number
+    except ValueError:
+        pass
+    raise UsageError(f"{printable(text)} is no id and no message id")
+
+
+def row_ids(texts: Collection[str]) -> list[RowId]:
+    return [row_id(text) for text in texts]
 
 
 def as_parameters(wanted: Collection[RowId]) -> dict[str, list[int] | list[UUID]]:
@@ -126,17 +137,6 @@ def _find(tables: Tables, wanted: Collection[RowId], *, is_sent: bool) -> dict[R
     rows = tables.rows(Found, FIND, as_parameters(wanted), states=SQL(", ").join(states))
     by_id: dict[RowId, Found] = {row.id: row for row in rows}
     return by_id | {row.message_id: row for row in rows}
-
-
-def _row_id(text: str) -> RowId:
-    try:
-        if not (text.isascii() and text.isdecimal()):
-            return UUID(text)
-        if (number := int(text)) <= MAX_ID:
-            return number
-    except ValueError:
-        pass
-    raise UsageError(f"{printable(text)} is no id and no message id")
 
 
 def _moment(moment: datetime | None) -> str:

@@ -28,12 +28,13 @@ from relay.operate.asked import (
     Text,
     Why,
     check_choice,
+    next_cursor,
+    read_cursor,
 )
 from relay.operate.jobs import Ordered
 from relay.operate.messages.message import note_reveal
-from relay.operate.messages.whereabouts import row_ids
+from relay.operate.messages.whereabouts import row_id, row_ids
 from relay.operate.operation import BULK_TIMEOUT, Effect, Operation, Role, Servers, operation
-from relay.operate.paging import next_cursor, read_cursor
 from relay.operate.parked.edit import Edit, Edited, send_edited
 from relay.operate.parked.read import Parked, ParkedMessage, ParkedSelection, list_parked, show_parked
 from relay.operate.parked.work import ParkedDone, order_rows, rows_not_found
@@ -218,7 +219,7 @@ def preview(at: Servers, asked: PreviewParked) -> ParkedDone:
 @operation("parked.reveal", "POST /parked/{row}/reveal", Role.OPERATOR)
 def reveal(at: Servers, asked: RevealParked) -> ParkedMessage:
     """Show one parked or discarded row with its payload, whose bytes are base64; the audit notes who read it."""
-    (named,) = row_ids([asked.row])
+    named = row_id(asked.row)
     with at.connect(None) as tables, tables.transaction():
         shown = show_parked(tables, named, length=2**31 - 1 if asked.full else FIRST_PART)
         if at.by_console:  # who has the database's password reads the table without a note, too
@@ -253,7 +254,7 @@ def restore(at: Servers, asked: RestoreParked) -> Ordered:
 @operation("parked.edit", "POST /parked/{row}/edit", Role.OWNER, Effect.STORED)
 def edit(at: Servers, asked: EditParked) -> Edited:
     """Send an edited copy of a row as a new message that names the old one; discard that, or leave it parked."""
-    (named,) = row_ids([asked.row])
+    named = row_id(asked.row)
     with at.connect(BULK_TIMEOUT) as tables:
         return send_edited(
             tables,

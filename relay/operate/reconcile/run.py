@@ -6,6 +6,7 @@ processed_message ──────── │ (compare.py)  │
 The databases sort; here both sides are read in pieces, so that the memory needed depends on neither.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,10 +14,9 @@ from functools import partial
 
 from relay.consume.failed.queues import dead_queue_name
 from relay.errors import NotFoundError
-from relay.operate.reconcile.compare import Comparison, LookUpDead
+from relay.operate.reconcile.compare import IDS_KEPT, Comparison, LookUpDead
 from relay.operate.reconcile.inbox import AppliedMessage, InboxReader
 from relay.operate.reconcile.interval import Interval
-from relay.operate.reconcile.mend import mend_command
 from relay.operate.reconcile.report import Mend, ReconcileReport, RepeatedKey
 from relay.operate.reconcile.table import TableRow, find_ids, list_rows
 from relay.operate.sent.selection import SentSelection, first_day
@@ -126,17 +126,25 @@ def _report(
 
 
 def _mend(question: Question, comparison: Comparison) -> Mend | None:
+    """Return the `relay replay` that sends what is missing: by id when that is few, else all of its time."""
     first, last = comparison.first_sent, comparison.last_sent
     if first is None or last is None:
         return None
-    return mend_command(
-        list(comparison.missing_ids),
-        first_sent=first,
-        last_sent=last,
-        selection=question.selection,
-        event_types=comparison.missing_types,
-        flags=question.flags,
-    )
+    is_exact = len(comparison.missing_ids) <= IDS_KEPT
+    words = ["relay", "replay", *question.flags]
+    words += ["--since", first.isoformat(), "--until", (last + timedelta(microseconds=1)).isoformat()]
+    if is_exact:
+        words += comparison.missing_ids
+    else:
+        selection, event_types = question.selection, comparison.missing_types
+        words += [str(message_id) for message_id in selection.message_ids or ()]
+        filters = {
+            "--aggregate-type": selection.aggregate_type,
+            "--aggregate-id": selection.aggregate_id,
+            "--event-type": selection.event_type or (next(iter(event_types)) if len(event_types) == 1 else None),
+        }
+        words += [f"{flag}={value}" for flag, value in filters.items() if value is not None]
+    return Mend(shlex.join(words), is_exact)
 
 
 def _differences(report: ReconcileReport) -> Iterable[str]:

@@ -25,11 +25,12 @@ from relay.operate.asked import (
     RowName,
     RowNames,
     ShortString,
+    next_cursor,
+    read_cursor,
 )
 from relay.operate.jobs import Ordered
-from relay.operate.messages.whereabouts import row_ids
+from relay.operate.messages.whereabouts import row_id, row_ids
 from relay.operate.operation import BULK_TIMEOUT, Effect, Role, Servers, operation
-from relay.operate.paging import next_cursor, read_cursor
 from relay.operate.routes import quarantine
 from relay.operate.routes.listed import listed_for
 from relay.operate.routes.pause import pause_route, resume_route
@@ -153,7 +154,7 @@ def preview(at: Servers, asked: PreviewRoute) -> RoutePreview:
 @operation("quarantine.show", "GET /quarantine/{name}", Role.VIEWER)
 def show(at: Servers, asked: ShowRoute) -> RoutePage:
     """Show the route of this number, or that in which the row of this id waits, and its first rows."""
-    (named,), after = row_ids([asked.name]), read_cursor(ROWS, asked.cursor) or 0
+    named, after = row_id(asked.name), read_cursor(ROWS, asked.cursor) or 0
     with at.connect(None) as tables:
         route = quarantine.route_of(tables, named)
         rows = quarantine.list_rows(tables, route.id, limit=asked.limit, after=after)

@@ -144,10 +144,6 @@ class ReleasedRoute:
     released_at: datetime
 
     @property
-    def address(self) -> str:
-        return f"exchange {self.exchange!r}, routing key {self.routing_key!r}"
-
-    @property
     def probe_words(self) -> str:
         """When it was let go, and tried last."""
         probe = "without a probe" if self.probed_at is None else f"after the probe at {utc(self.probed_at)}"

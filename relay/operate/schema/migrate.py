@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any, TextIO, cast
 
 import psycopg
@@ -14,17 +15,18 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
 from alembic.util import CommandError
 from psycopg.sql import Identifier
+from pydantic import SecretStr
 
 import relay
 from relay.config.loading import load
 from relay.config.settings import DatabaseSettings
 from relay.errors import SchemaError, UsageError
-from relay.operate.revision import SCRIPTS, head_revision
 from relay.operate.schema.lock_wait import LockLimits, LockWait
-from relay.servers.postgres.compatibility import READ_TABLES, note_of, refuse_newer
+from relay.servers.postgres.compatibility import READ_TABLES, SCRIPTS, head_revision, note_of, refuse_newer
 from relay.servers.postgres.database import connect, login_of, one_line
 
 VERSION_TABLE = "migration"
+ONE_AT_A_TIME = Lock()  # Alembic keeps the current migration in globals of the process
 NEEDS_OWNER = (
     "; run it as the role that owns the tables, which for the first migration needs CREATE on the database."
     " `relay config roles` prints the roles of all others"
@@ -35,6 +37,19 @@ OWN_ALEMBIC = (
 )
 
 TAKE_LOCK = sa.text("SELECT pg_advisory_lock(hashtextextended(:schema || '.migrate', 0))")
+
+
+def migrate_at(url: str, schema: str) -> None:
+    """Migrate the database of a URL to this release, from inside an application.
+
+    Args:
+        url: as libpq takes it; its login owns the tables.
+        schema: where they are.
+    Raises:
+        OutboxError: as `relay migrate` says it.
+    """
+    with ONE_AT_A_TIME:
+        migrate(DatabaseSettings(url=SecretStr(url), schema_name=schema))
 
 
 def migrate(

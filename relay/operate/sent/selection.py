@@ -12,6 +12,10 @@ from relay.servers.postgres.database import one
 from relay.servers.postgres.tables import Tables
 
 FOREVER = datetime(1, 1, 1, tzinfo=UTC)
+# Marks add rows at the end of their day, which has no index by time. A range of blocks is read without one.
+BLOCKS_OF_DAY = SQL("""
+    SELECT pg_relation_size(to_regclass(format('%%I.message_sent_%%s', %(schema)s::text, %(day)s::text))) / 8192
+""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,12 @@ def now(connection: psycopg.Connection) -> datetime:
     moment: datetime
     (moment,) = one(connection.execute("SELECT clock_timestamp()").fetchone())
     return moment.astimezone(UTC)
+
+
+def blocks_of_day(tables: Tables, day: date) -> int:
+    """Return how many blocks of 8 KiB the sent rows of a day fill; 0 when it has no table."""
+    (blocks,) = tables.one(BLOCKS_OF_DAY, {"schema": tables.schema, "day": f"{day:%Y%m%d}"})
+    return int(blocks or 0)
 
 
 def _plain(value: Any) -> Any:
