@@ -17,7 +17,7 @@ from relay.config.settings import BrokerSettings
 from relay.consume.failed.queues import dead_queue_name
 from relay.engine.row import Row
 from relay.engine.send.frames import END, FRAME_START, Encoder
-from relay.engine.send.message import POSTGRES_EPOCH, MessageIdentity
+from relay.engine.send.message import POSTGRES_EPOCH, MessageIdentity, UnsendableError
 from relay.engine.send.routes import Router
 from relay.servers.rabbitmq.content_header import decode_header
 from relay.testing.written import Written
@@ -189,8 +189,8 @@ def message_of(event: Written, number: int, encoder: Encoder) -> QueuedMessage:
     """
     row = _row(number, event)
     encoded = encoder.encode([row], ())
-    for error in encoded.refused.values():
-        raise error
+    for reason in encoded.refused.values():
+        raise UnsendableError(reason)
     address = encoder.router.address(row)
     return QueuedMessage(address.exchange.decode(), address.routing_key.decode(), _header(encoded.frames), row.body)
 

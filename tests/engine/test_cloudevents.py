@@ -257,6 +257,6 @@ def test_attributes_that_make_the_header_too_large_are_refused() -> None:
 
 def encode(row: Row, form: CloudEvents) -> bytes:
     encoded = encoder(Encoder, Route(exchange="outbox", cloudevents=form)).encode([row], ())
-    for error in encoded.refused.values():
-        raise error
+    for reason in encoded.refused.values():
+        raise UnsendableError(reason)
     return encoded.frames

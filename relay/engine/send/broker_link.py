@@ -47,6 +47,7 @@ from relay.servers.rabbitmq.topology import Declared, Standing, Thing, declare, 
 
 log = get_logger(__name__)
 
+LOSSES = (AMQPError, OSError, RuntimeError)  # what the library raises when a channel or connection is lost
 WATCH_INTERVAL, IDLE_INTERVAL = 0.25, 1.0  # seconds between two checks of a channel; the second while no row is on it
 RECONNECT_INITIAL, RECONNECT_MAX = 0.1, 3.0  # seconds; ready again within 5 s of the heal
 LASTED_AFTER = 5.0  # seconds; a connection lost before that, and before any confirm, counts as one more failure
@@ -218,7 +219,7 @@ class BrokerLink:
                 await self._leave_unlisted(connection)
             await self._use(connection, prober)
         # CancelledError even when the task was not cancelled: the library raises it when the connection is lost.
-        except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
+        except (*LOSSES, asyncio.CancelledError) as error:
             if is_told_to_end():
                 raise
             end = error
@@ -314,6 +315,7 @@ class BrokerLink:
                         self._refusals.settle_overdue(lost, late, timeout)
                     else:
                         self._sender.settle(lost)
+        _raise_fault(carrying)
         return verdict
 
     def _wire_on(self, channel: Underlay, connection: Connection, settle: Settle) -> Wire:
@@ -376,6 +378,12 @@ class BrokerLink:
                 self._renew_after = min(2 * self._renew_after, RENEW_AFTER_MAX)
                 return LinkVerdict.REFUSED
         return LinkVerdict.CLOSED
+
+
+def _raise_fault(carrying: asyncio.Task[None]) -> None:
+    """Raise what has ended a wire, unless it was the loss of its channel: on the next one it would end again, unseen."""
+    if not carrying.cancelled() and (error := carrying.exception()) is not None and not isinstance(error, LOSSES):
+        raise error
 
 
 @dataclass(slots=True)

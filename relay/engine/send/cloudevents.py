@@ -79,16 +79,15 @@ def envelope(row: Row, found: dict[str, str], identity: MessageIdentity) -> byte
     """
     declared = content_type(row)
     front = orjson.dumps(found | {"datacontenttype": declared.decode()})[:-1]
-    if row.payload is not None and JSON_TYPE.fullmatch(declared):
-        whole = b"".join((front, b',"data":', row.payload, b"}"))
-    else:
-        whole = b"".join((front, b',"data_base64":"', b64encode(row.body), b'"}'))
-    if len(whole) > identity.max_message_bytes:
+    is_json = row.payload is not None and JSON_TYPE.fullmatch(declared) is not None
+    begin, body, end = (b',"data":', row.body, b"}") if is_json else (b',"data_base64":"', row.body, b'"}')
+    size = len(front) + len(begin) + (len(body) if is_json else (len(body) + 2) // 3 * 4) + len(end)
+    if size > identity.max_message_bytes:
         raise UnsendableError(
-            f"{len(whole)} bytes, as the CloudEvents envelope of {len(row.body)}, are more than max_message_bytes"
+            f"{size} bytes, as the CloudEvents envelope of {len(body)}, are more than max_message_bytes"
             f' ({identity.max_message_bytes}); a route with cloudevents = "{CloudEvents.BINARY}" has no envelope'
         )
-    return whole
+    return b"".join((front, begin, body if is_json else b64encode(body), end))
 
 
 def _time(row: Row) -> str:

@@ -308,14 +308,16 @@ cdef class Writer:
         cdef Buffer buffer = Buffer()
         cdef dict refused = {}
         cdef Py_ssize_t count = 0
+        cdef Py_ssize_t refused_size = 0
         cdef bint has_repeats = bool(redelivered)
         for row in rows:
             try:
                 self.append(buffer, row, has_repeats and row.id in redelivered)
             except ENCODING_ERRORS as error:
-                refused[count] = error
+                refused[count] = str(error)
+                refused_size += row.size
             count += 1
-            if buffer.size >= PIECE_BYTES:
+            if buffer.size + refused_size >= PIECE_BYTES:
                 break
         return frames.Encoded(buffer.taken(), count, refused)
 

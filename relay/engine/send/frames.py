@@ -158,8 +158,8 @@ class FrameWire:
         if self._redelivered:
             self._redelivered.difference_update(row.id for row in rows)
         if encoded.refused:
-            for index, error in encoded.refused.items():
-                self._loop.call_soon(self._settle, Settled((rows[index],), Outcome.UNSENDABLE, not_sent(error)))
+            for index, reason in encoded.refused.items():
+                self._loop.call_soon(self._settle, Settled((rows[index],), Outcome.UNSENDABLE, not_sent(reason)))
             rows = [row for index, row in enumerate(rows) if index not in encoded.refused]
         self._rows.update(enumerate(rows, self._tag + 1))
         self._tag += len(rows)
@@ -261,7 +261,7 @@ class Encoded(NamedTuple):
 
     frames: bytes
     rows: int  # the number of these rows, with the refused ones
-    refused: dict[int, Exception]  # index of a row that cannot be a message -> why
+    refused: dict[int, str]  # index of a row that cannot be a message -> why; an exception would keep the row in memory
 
 
 class Encoder:
@@ -288,14 +288,14 @@ class Encoder:
         A message whose id is in `redelivered` gets a header that says so.
         """
         parts: list[Part] = []
-        refused: dict[int, Exception] = {}
+        refused: dict[int, str] = {}
         count = size = 0
         for row in rows:
             try:
                 self._append(row, parts, redelivered=row.id in redelivered)
-                size += row.size
             except ENCODING_ERRORS as error:
-                refused[count] = error
+                refused[count] = str(error)
+            size += row.size
             count += 1
             if size >= PIECE_BYTES:
                 break

@@ -71,9 +71,9 @@ class MessageIdentity(NamedTuple):
         )
 
 
-def not_sent(error: Exception) -> str:
+def not_sent(reason: str) -> str:
     """Return the reason for parking a row that the relay could not send."""
-    return f"not sent by the relay: {error}"
+    return f"not sent by the relay: {reason}"
 
 
 def check_row(row: Row, identity: MessageIdentity) -> None:

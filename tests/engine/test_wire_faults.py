@@ -1,0 +1,30 @@
+"""A fault of the relay itself ends it with its traceback: on a new channel it would come again, and nobody would know."""
+
+import asyncio
+from collections.abc import Container, Iterable
+
+import pytest
+
+from relay.config.settings import Settings
+from relay.engine.node import Node
+from relay.engine.row import Row
+from relay.engine.send import broker_link, frames
+from tests.engine.conftest import Outbox
+
+
+class Faulty(frames.Encoder):
+    def encode(self, rows: Iterable[Row], redelivered: Container[int]) -> frames.Encoded:
+        raise KeyError("a fault")
+
+
+async def test_a_fault_in_the_wire_ends_the_relay(
+    outbox: Outbox, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_link, "Encoder", Faulty)
+    row = await outbox.insert("a")
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(Node(settings).run(), 30)
+
+    assert raised.group_contains(KeyError, match="a fault")
+    assert await outbox.ids("pending") == [row]
