@@ -33,4 +33,10 @@ def unwrapped(body: bytes) -> Unwrapped:
     if not isinstance(content_type, str):
         raise ValueError("it has no datacontenttype")
     data = body[found.end() : -1]
-    return Unwrapped(b64decode(data[1:-1], validate=True) if found[1] else data, content_type)
+    if not data:
+        raise ValueError("its data is empty")
+    if not found[1]:
+        return Unwrapped(data, content_type)
+    if len(data) < 2 or data[:1] + data[-1:] != b'""':
+        raise ValueError("its data_base64 is no text")
+    return Unwrapped(b64decode(data[1:-1], validate=True), content_type)

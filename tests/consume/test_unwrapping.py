@@ -60,6 +60,9 @@ STRANGE: dict[str, bytes] = {
     "no content type": b'{"specversion":"1.0","data":1}',
     "no object": b'["a","data":1}',
     "no base64": b'{"datacontenttype":"text/plain","data_base64":"*"}',
+    "base64 that is no text": b'{"datacontenttype":"text/plain","data_base64":12}',
+    "half a text": b'{"datacontenttype":"text/plain","data_base64":"}',
+    "empty data": b'{"datacontenttype":"text/plain","data":}',
 }
 
 

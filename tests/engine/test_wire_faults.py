@@ -1,4 +1,4 @@
-"""A fault of the relay itself ends it with its traceback: on a new channel it would come again, and nobody would know."""
+"""A fault of the relay itself ends it with its traceback: on the next channel it would come again, unseen."""
 
 import asyncio
 from collections.abc import Container, Iterable
@@ -14,7 +14,7 @@ from tests.engine.conftest import Outbox
 
 class Faulty(frames.Encoder):
     def encode(self, rows: Iterable[Row], redelivered: Container[int]) -> frames.Encoded:
-        raise KeyError("a fault")
+        raise KeyError("a fault", rows, redelivered)
 
 
 async def test_a_fault_in_the_wire_ends_the_relay(

@@ -381,7 +381,7 @@ class BrokerLink:
 
 
 def _raise_fault(carrying: asyncio.Task[None]) -> None:
-    """Raise what has ended a wire, unless it was the loss of its channel: on the next one it would end again, unseen."""
+    """Raise what has ended a wire, unless that was the loss of its channel: the next one would end so, too, unseen."""
     if not carrying.cancelled() and (error := carrying.exception()) is not None and not isinstance(error, LOSSES):
         raise error
 
