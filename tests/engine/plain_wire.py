@@ -140,7 +140,7 @@ class PlainWire:
         except DeliveryError:
             return Outcome.NACKED, NACKED
         except ENCODING_ERRORS as error:  # nothing was sent
-            return Outcome.UNSENDABLE, not_sent(error)
+            return Outcome.UNSENDABLE, not_sent(str(error))
         return Outcome.CONFIRMED, ""
 
     def _forget(self) -> float:

@@ -34,15 +34,25 @@ class Publication:
 
 
 def fates(history: History) -> list[Publication]:
-    """Return every publish, in the order in which they passed."""
+    """Return every publish, in the order in which they passed.
+
+    The broker ignores what comes on a channel that it has closed, until the number is that of a new channel.
+    """
     publications: list[Publication] = []
+    closed: dict[tuple[int, int], Closed] = {}
     under_way: defaultdict[tuple[int, int], dict[int, Publication]] = defaultdict(dict)  # channel -> tag -> publish
     for record in history:
         match record:
             case Published():
                 publication = Publication(record)
                 publications.append(publication)
-                under_way[record.connection, record.channel][record.tag] = publication
+                place = (record.connection, record.channel)
+                if record.tag == 1:
+                    closed.pop(place, None)
+                if place in closed:
+                    _end([publication], _fate_of(closed[place]), record.at)
+                else:
+                    under_way[place][record.tag] = publication
             case Acked() | Nacked():
                 fate = Fate.ACKED if isinstance(record, Acked) else Fate.NACKED
                 _end(_answered(under_way[record.connection, record.channel], record), fate, record.at)
@@ -51,10 +61,11 @@ def fates(history: History) -> list[Publication]:
                 tags = [tag for tag, one in of_channel.items() if one.sent.outbox_id == record.outbox_id]
                 _end([of_channel.pop(tag) for tag in tags[:1]], Fate.RETURNED, record.at)
             case Closed():
-                fate = Fate.REFUSED if record.code in REFUSALS else Fate.LOST
+                if record.channel is not None:
+                    closed[record.connection, record.channel] = record
                 for place in list(under_way):
                     if place[0] == record.connection and record.channel in (None, place[1]):
-                        _end(under_way.pop(place).values(), fate, record.at)
+                        _end(under_way.pop(place).values(), _fate_of(record), record.at)
             case _:
                 pass  # not about a publish
     return publications
@@ -66,6 +77,10 @@ def by_message(publications: Iterable[Publication]) -> dict[int, list[Publicatio
     for publication in publications:
         of_message[publication.sent.outbox_id].append(publication)
     return of_message
+
+
+def _fate_of(close: Closed) -> Fate:
+    return Fate.REFUSED if close.code in REFUSALS else Fate.LOST
 
 
 def _answered(of_channel: dict[int, Publication], answer: Acked | Nacked) -> list[Publication]:

@@ -11,7 +11,7 @@ from tests.faults import violations
 from tests.faults.checker import Finding, Invariant, Verdict, assert_valid, differences, invalid, judge, report
 from tests.faults.evidence import Evidence
 from tests.faults.faithful import carry, faithful
-from tests.faults.history import Acked, Ending, Healed, Injected, Reach, Written, digest
+from tests.faults.history import Acked, Closed, Ending, Healed, Injected, Published, Reach, Written, digest
 
 JUDGED = set(Invariant) - {Invariant.INNOCENT_KEYS}  # which has its own runs
 Plant = Callable[[Evidence], object]
@@ -73,6 +73,18 @@ def test_a_planted_violation_is_found(plant: Plant, invariant: Invariant) -> Non
     plant(evidence)
 
     assert invariant in invalid(judge(evidence))
+
+
+def test_a_row_that_passes_behind_the_close_of_its_channel_may_be_sent_again() -> None:
+    evidence = faithful()
+    place, sent = next((place, r) for place, r in enumerate(evidence.history) if isinstance(r, Published))
+    evidence.history[place:place] = [
+        Closed(sent.connection, 2, 404, at=sent.at - 0.0003),
+        replace(sent, channel=2, tag=7, at=sent.at - 0.0002),
+    ]
+    evidence.history[place + 2] = replace(sent, redelivered=True)
+
+    assert not invalid(judge(evidence))
 
 
 def test_rows_that_are_pending_leave_nothing_valid() -> None:
