@@ -6,11 +6,15 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from relay.errors import BrokerUnavailableError, ConfigurationError, importing
+
+if TYPE_CHECKING:
+    from yarl import URL
 
 PORT = 15672  # of the management plugin
 TIMEOUT = 20.0  # seconds for one request
@@ -26,12 +30,9 @@ def virtual_host(broker_url: str, management_url: str | None = None) -> Iterator
         management_url: of the server's management plugin; without it, port 15672 of the same host.
     Raises:
         BrokerUnavailableError: the management plugin does not answer.
-        ConfigurationError: it refuses the user.
+        ConfigurationError: it refuses the user, or the URL is not AMQP's.
     """
-    with importing("testing"):
-        from yarl import URL  # noqa: PLC0415
-
-    url = URL(broker_url)
+    url = _read(broker_url)
     user, password = url.user or "guest", url.password or "guest"
     api = f"{(management_url or f'http://{url.host}:{PORT}').rstrip('/')}/api"
     token = b64encode(f"{user}:{password}".encode()).decode()
@@ -53,7 +54,12 @@ def virtual_host(broker_url: str, management_url: str | None = None) -> Iterator
         except (URLError, TimeoutError) as error:
             reason = getattr(error, "reason", error)
             problem = f"the management plugin does not answer at {api} ({reason})"
-            raise BrokerUnavailableError(f"{problem}: `rabbitmq-plugins enable rabbitmq_management`") from None
+            remedy = "`rabbitmq-plugins enable rabbitmq_management`"
+            if management_url is None:
+                remedy += (
+                    ", or say where it is: management_url, which the fixtures take from OUTBOX_TEST_MANAGEMENT_URL"
+                )
+            raise BrokerUnavailableError(f"{problem}: {remedy}") from None
 
     ask("PUT", f"vhosts/{name}")
     try:
@@ -61,3 +67,17 @@ def virtual_host(broker_url: str, management_url: str | None = None) -> Iterator
         yield str(url.with_path(f"/{name}"))
     finally:
         ask("DELETE", f"vhosts/{name}")
+
+
+def _read(broker_url: str) -> "URL":
+    with importing("testing"):
+        from yarl import URL  # noqa: PLC0415
+
+    try:
+        url = URL(broker_url)
+    except ValueError:  # its words may show the URL, with the password
+        url = URL()
+    if url.scheme not in {"amqp", "amqps"} or not url.host:
+        takes = "amqp://user:password@host:5672/vhost"
+        raise ConfigurationError(f"broker_url (the fixtures take it from OUTBOX_TEST_BROKER_URL) takes a URL, {takes}")
+    return url

@@ -18,6 +18,9 @@ from relay.errors import ConfigurationError, importing
 TEMPLATE, UNFINISHED, TEST = "outbox_template", "outbox_unfinished", "outbox_test"
 OURS = re.compile(r"(outbox_template_\d{4}|outbox_unfinished|outbox_test)_(?P<day>\d{8})_[0-9a-f]{8,16}")
 LEFT_AFTER = timedelta(days=2)
+LIBPQ_URL = "a URL of libpq, postgresql://user:password@host:5432/postgres"
+SCHEMA = "at most 40 lower-case letters, digits and _, no digit first"
+SERVER_URL = "server_url (the fixtures take it from OUTBOX_TEST_SERVER_URL)"
 
 TAKE_LOCK = SQL("SELECT pg_advisory_lock(hashtextextended('outbox_template', 0))")
 DATABASES = SQL("SELECT datname FROM pg_database WHERE starts_with(datname, 'outbox_')")
@@ -33,12 +36,20 @@ def migrate(url: str, *, schema: str = "outbox") -> None:
         schema: where they are.
     Raises:
         OutboxError: as `relay migrate` says it.
+        ConfigurationError: the URL is not libpq's, or no schema has this name.
         MissingExtraError: the extra `testing` is not installed.
     """
     with importing("testing"):
+        from pydantic import ValidationError  # noqa: PLC0415
+
         from relay.operate.schema.migrate import migrate_at  # noqa: PLC0415
 
-    migrate_at(url, schema)
+    try:
+        migrate_at(url, schema)
+    except ValidationError as error:  # it shows the URL
+        wrong = {each["loc"][0] for each in error.errors()}
+        problem = f"url takes {LIBPQ_URL}" if "url" in wrong else f"schema takes {SCHEMA}, and not {schema!r}"
+        raise ConfigurationError(f"migrate: {problem}") from None
 
 
 @contextmanager
@@ -51,7 +62,7 @@ def template_database(server_url: str) -> Iterator[str]:
     Args:
         server_url: of any database of the server, as libpq takes it; its login needs the right CREATEDB.
     Raises:
-        ConfigurationError: the URL is SQLAlchemy's, or names its database in another place than its path.
+        ConfigurationError: the URL is not libpq's, or names its database in another place than its path.
     """
     name = f"{TEST}_{datetime.now(UTC):%Y%m%d}_{secrets.token_hex(8)}"
     url = with_database(server_url, name)
@@ -115,13 +126,19 @@ def _drop_left(server: psycopg.Connection, databases: list[str]) -> None:
 def with_database(url: str, name: str) -> str:
     """Return the URL of another database of the same server, in the form that the given one has."""
     scheme, is_url, rest = url.partition("://")
-    if "+" in scheme and is_url:
-        raise ConfigurationError(f"server_url is a URL of libpq, which begins with postgresql://, and not {scheme}://")
-    if is_url:
-        hosts, query = re.split(r"[/?]", rest, maxsplit=1)[0], rest.partition("?")[2]
-        other = f"{scheme}://{hosts}/{name}" + (f"?{query}" if query else "")
-    else:
-        other = make_conninfo(url, dbname=name)
-    if conninfo_to_dict(other).get("dbname") != name:
-        raise ConfigurationError("server_url must name its database as its path, as in postgresql://user@host/postgres")
+    if is_url and scheme not in {"postgresql", "postgres"}:
+        raise ConfigurationError(
+            f"{SERVER_URL} is a URL of libpq, which begins with postgresql://, and not {scheme}://"
+        )
+    try:
+        if is_url:
+            hosts, query = re.split(r"[/?]", rest, maxsplit=1)[0], rest.partition("?")[2]
+            other = f"{scheme}://{hosts}/{name}" + (f"?{query}" if query else "")
+        else:
+            other = make_conninfo(url, dbname=name)
+        found = conninfo_to_dict(other)
+    except psycopg.ProgrammingError:  # its words show the URL, with the password
+        raise ConfigurationError(f"{SERVER_URL} takes {LIBPQ_URL}") from None
+    if found.get("dbname") != name:
+        raise ConfigurationError(f"{SERVER_URL} must name its database as its path, as in {LIBPQ_URL}")
     return other

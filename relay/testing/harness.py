@@ -1,7 +1,7 @@
 """Handlers under test: decoding, inbox, retries and dead letters as in production, without a broker and its waits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,7 @@ from relay.consume.hindrances import Outages
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox
-from relay.errors import BrokerUnavailableError, DatabaseUnavailableError
+from relay.errors import BrokerUnavailableError, DatabaseUnavailableError, MessageError
 from relay.outbox.declared import Declared
 from relay.outbox.events import Event
 from relay.outbox.row import row_of
@@ -36,6 +36,7 @@ from relay.testing.written import Written, given
 
 NO_BROKER = "amqp://no-broker.invalid"  # it is never connected to
 LOOK_INTERVAL = 0.002  # seconds between two looks whether all is done
+MOST_NAMED = 5  # messages that a call waits for
 MOST_SECONDS = 10 * 365 * 86_400.0  # of one `advance`
 # A held message waits in virtual time: `due_at` is this moment and its wait. So it comes due by `advance` alone.
 FROZEN = datetime(3000, 1, 1, tzinfo=UTC)
@@ -52,8 +53,9 @@ HELD = """
 """
 # Heads that are due, or that are claimed: a handler works on them.
 UNDER_WAY = """
-    SELECT count(*) FROM {schema}.held_message
+    SELECT event_type, message_id::text FROM {schema}.held_message
     WHERE consumer_name = %(consumer)s AND partition = %(no_partition)s AND due_at < %(frozen)s
+    ORDER BY position
 """
 # What a consumer has left behind that is no more.
 UNCLAIM = """
@@ -113,9 +115,14 @@ class DeliveryReport:
     overload: str | None = None
 
     def raise_first(self) -> None:
-        """Raise what a handler raised first, with its traceback; return if no handler raised anything."""
+        """Raise what a handler raised first, with its traceback; else a MessageError for the first dead letter.
+
+        It returns if no handler raised anything, and each message had a handler.
+        """
         for error in self.failed:
             raise error
+        for dead in self.dead:
+            raise MessageError(f"{dead.event.event_type} {dead.event.message_id} is {dead.reason}: {dead.error}")
 
 
 class Harness:
@@ -142,6 +149,8 @@ class Harness:
         queue: str = "harness",
         timeout: float = 30.0,
     ) -> None:
+        if not isinstance(inbox, Inbox):
+            raise TypeError(f"inbox is a {type(inbox).__name__}: give an Inbox, as in Inbox(url, 'accounting')")
         given_handlers = list(handlers)
 
         def consumer() -> Consumer:
@@ -159,7 +168,9 @@ class Harness:
         self.dead: list[Dead] = []
 
     async def deliver(self, *events: Event | Declared | Written, times: int = 1) -> DeliveryReport:
-        """Deliver these events in order, and wait until each is applied, held, waiting or dead.
+        """Deliver these events, and wait until each is applied, held, waiting or dead.
+
+        Those of one key are applied in order, and those of two keys in any order. `available_at` is not asked.
 
         Args:
             times: how often all of them are delivered.
@@ -187,7 +198,11 @@ class Harness:
         """Deliver the pending rows that are due, and those that the handlers write meanwhile, until there are no more.
 
         The handlers have other connections. So what they need of your transaction must be committed.
+
+        Raises:
+            AssertionError: the transaction of the outbox has rows that it has not committed; nothing is delivered.
         """
+        await _require_commit(outbox)
         async with self._call() as call:
             while True:
                 rows = [row for row in await _rows(outbox) if row.message_id not in self._messages]
@@ -268,18 +283,26 @@ class Harness:
 
 
 class Call:
-    """One call of the harness: it runs consumers, and sees what becomes of the messages.
-
-    Attributes:
-        under_way: what the call waits for, in words.
-    """
+    """One call of the harness: it runs consumers, and sees what becomes of the messages."""
 
     def __init__(self, setup: Setup, queue: MemoryQueue, consumer: Callable[[], Consumer]) -> None:
         self.report = DeliveryReport()
-        self.under_way = "the database"
+        self._applied = 0
+        self._waits_for: tuple[str, Sequence[tuple[str, str]]] | None = None  # words, and the type and id of each
         self._setup = setup
         self._queue = queue
         self._consumer = consumer
+
+    @property
+    def under_way(self) -> str:
+        """Return what the call waits for, in words."""
+        if self._waits_for is None:
+            return "the database"
+        what, messages = self._waits_for
+        named = [f"{event_type} {message_id}" for event_type, message_id in messages[:MOST_NAMED]]
+        named += [f"{len(messages) - MOST_NAMED} more"] if len(messages) > MOST_NAMED else []
+        problem = f"{len(messages)} {what}, and {self._applied} were applied"
+        return f"{problem}: {', '.join(named)}" if named else problem
 
     async def begin(self) -> list[Written]:
         """Make due what a consumer that is no more has left behind, and return what is held."""
@@ -327,6 +350,7 @@ class Call:
             await asyncio.wait([running])
             await channel.close()  # what is not settled goes back to the queue
             await setup.session.close()
+            self._applied += setup.counters.applied
         self.report.duplicates += setup.counters.duplicates
         return overload is not None
 
@@ -336,10 +360,10 @@ class Call:
         if setup.gate.reason is not None:
             return True
         if not channel.is_settled:
-            self.under_way = f"{channel.unsettled_count} messages are delivered and not settled"
+            self._waits_for = "messages are delivered and not settled", channel.unsettled
             return False
-        ((due,),) = await self._query(UNDER_WAY) if setup.failures.holds_keys else ((0,),)
-        self.under_way = f"{due} held messages are due, or a handler works on them"
+        due = await self._query(UNDER_WAY) if setup.failures.holds_keys else []
+        self._waits_for = "held messages are due, or a handler works on them", due
         return not due
 
     async def _query(self, statement: LiteralString, **parameters: Any) -> Rows:
@@ -375,6 +399,14 @@ class FrozenSession(InboxSession):
                 place = {name: each.get(name) for name in ("consumer", "message_id", "position", "wait")}
                 await super().run(self._freeze, {**place, "frozen": FROZEN})
         return rows
+
+
+async def _require_commit(outbox: Outbox | AsyncOutbox) -> None:
+    if not isinstance(outbox, Outbox | AsyncOutbox):
+        raise TypeError(f"{type(outbox).__name__} is no outbox: write drain(Outbox(...)) or drain(AsyncOutbox(...))")
+    checked = outbox.require_commit()
+    if checked is not None:
+        await checked
 
 
 async def _rows(outbox: Outbox | AsyncOutbox) -> list[Written]:

@@ -46,6 +46,8 @@ class Expected:
             from pydantic_core import to_json  # noqa: PLC0415 - the declaration needed it, too
 
             dumps = to_json
+        elif not isinstance(self.event_type, str | None):
+            raise TypeError(_no_type(self.event_type))
         if isinstance(self.payload, type):
             raise TypeError(f"payload is the class {self.payload.__name__}: give an object of it, or a function")
         # An id may be a number, as for `add`.
@@ -117,14 +119,31 @@ def no_such_row(wanted: Expected, rows: Sequence[Written]) -> str:
 
 
 def other_count(wanted: Expected, count: int, rows: Sequence[Written], found: Sequence[Written]) -> str:
-    """Return the message of an assertion: another number of rows is so."""
-    listed = _listed(found) if found else _nearest(wanted, rows)
-    return f"{wanted} was written {len(found)} times, not {count}:\n{listed}"
+    """Return the message of an assertion: another number of rows is so; and which rows come nearest, if some lack."""
+    problem = f"{wanted} was written {len(found)} times, not {count}"
+    if not rows:
+        return f"{problem}: the outbox is empty"
+    others = [row for row in rows if wanted.differences(row)] if len(found) < count else []
+    listed = ([_listed(found)] if found else []) + ([_nearest(wanted, others)] if others else [])
+    return "\n".join([f"{problem}:", *listed])
 
 
 def rows_there(wanted: Expected, found: Sequence[Written]) -> str:
     """Return the message of an assertion: these rows are there, and should not be."""
     return f"{wanted} was written:\n{_listed(found)}"
+
+
+def uncommitted(event_types: Sequence[str]) -> str:
+    """Return the message of an assertion: rows of these types are of a transaction that goes on."""
+    rows, named = (
+        "1 row is" if len(event_types) == 1 else f"{len(event_types)} rows are",
+        list(dict.fromkeys(event_types)),
+    )
+    shown = ", ".join(named[:MOST_SHOWN]) + (", ..." if len(named) > MOST_SHOWN else "")
+    return (
+        f"{rows} of a transaction that is not committed ({shown}): commit before drain. In a test whose transaction is"
+        " never committed, deliver them as they are: harness.deliver(*outbox.all())"
+    )
 
 
 def _nearest(wanted: Expected, rows: Sequence[Written]) -> str:
@@ -179,6 +198,13 @@ def _as_written(payload: Any, dumps: Callable[[Any], bytes]) -> Any:
         return decoded(dumps(payload).decode())
     except (TypeError, ValueError):  # as pytest.approx(0.3), unittest.mock.ANY or a Decimal
         return payload
+
+
+def _no_type(given: object) -> str:
+    kind = type(given).__name__
+    if declaration_of(type(given)) is not None:
+        return f"event_type is an object of {kind}: give the class, and key= or payload= for values"
+    return f"event_type is an object of {kind}: give a name or a declared class, and key= or payload= for values"
 
 
 def _name(predicate: Predicate) -> str:

@@ -111,8 +111,10 @@ class MemoryChannel:
         return self._has_delivered and not self._unsettled
 
     @property
-    def unsettled_count(self) -> int:
-        return len(self._unsettled)
+    def unsettled(self) -> list[tuple[str, str]]:
+        """Return the type and the id of each message that was delivered and is not acknowledged."""
+        properties = [message.header.properties for message in self._unsettled.values()]
+        return [(each.message_type or "", each.message_id or "") for each in properties]
 
     @property
     def is_closed(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from relay.testing import reading
-from relay.testing.matching import Expected, Key, no_such_row, other_count, rows_there
+from relay.testing.matching import Expected, Key, no_such_row, other_count, rows_there, uncommitted
 from relay.testing.written import Written
 
 if TYPE_CHECKING:
@@ -60,10 +60,18 @@ class Outbox:
 
     def clear(self) -> None:
         """Delete every row, in the transaction of the target."""
-        reading.run(self._target, reading.statement(reading.CLEAR, self._schema))
+        reading.run(self._target, reading.CLEAR, self._schema)
+
+    def require_commit(self) -> None:
+        """Check that the transaction of the target has written no pending row, which nobody else would see yet.
+
+        Raises:
+            AssertionError: it has.
+        """
+        _all_committed(reading.run(self._target, reading.UNCOMMITTED, self._schema))
 
     def _rows(self) -> list[Written]:
-        return list(map(reading.decoded, reading.run(self._target, reading.statement(reading.READ, self._schema))))
+        return list(map(reading.decoded, reading.run(self._target, reading.READ, self._schema)))
 
 
 class AsyncOutbox:
@@ -89,10 +97,14 @@ class AsyncOutbox:
 
     async def clear(self) -> None:
         """As `Outbox.clear`."""
-        await reading.run_async(self._target, reading.statement(reading.CLEAR, self._schema))
+        await reading.run_async(self._target, reading.CLEAR, self._schema)
+
+    async def require_commit(self) -> None:
+        """As `Outbox.require_commit`."""
+        _all_committed(await reading.run_async(self._target, reading.UNCOMMITTED, self._schema))
 
     async def _rows(self) -> list[Written]:
-        rows = await reading.run_async(self._target, reading.statement(reading.READ, self._schema))
+        rows = await reading.run_async(self._target, reading.READ, self._schema)
         return list(map(reading.decoded, rows))
 
 
@@ -114,3 +126,8 @@ def _one_of(rows: Sequence[Written], wanted: Expected, count: int | None) -> Wri
 def _none_of(rows: Sequence[Written], wanted: Expected) -> None:
     if found := _matching(rows, wanted):
         raise AssertionError(rows_there(wanted, found))
+
+
+def _all_committed(event_types: Sequence[str]) -> None:
+    if event_types:
+        raise AssertionError(uncommitted(event_types))

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -26,16 +28,54 @@ READ = SQL("""
     FROM {schema}.message_state
     ORDER BY id
 """)
+# `created_at` is the moment at which the row's transaction has begun, and so one of this transaction is of `now()`.
+# That holds in its savepoints, too, and needs no right on the table.
+UNCOMMITTED = SQL("""
+    SELECT event_type FROM {schema}.message_state
+    WHERE state = 'pending' AND created_at = now() AND pg_current_xact_id_if_assigned() IS NOT NULL
+    ORDER BY id
+""")
 EARLIEST, LATEST = (each.replace(tzinfo=UTC) for each in (datetime.min, datetime.max))  # noqa: DTZ901
 CLEAR = SQL("DELETE FROM {schema}.message RETURNING event_type")
 
 
-def statement(text: SQL, schema: str) -> str:
-    return text.format(schema=Identifier(schema)).as_string()
+# By SQLSTATE: undefined_table, invalid_schema_name, insufficient_privilege.
+MISSING = "`relay migrate` makes the tables of schema {schema}, as `migrate` of the kit; another name is for schema=..."
+REMEDIES = {
+    "42P01": MISSING,
+    "3F000": MISSING,
+    "42501": "the login needs SELECT on {schema}.message_state; for clear() also SELECT and DELETE on {schema}.message",
+}
 
 
-def run(target: "Sync", text: str) -> list[str]:
+def run(target: "Sync", statement: SQL, schema: str) -> list[str]:
     """Run a statement in the transaction of the target; return the one column of its rows."""
+    with _noting_remedies(schema):
+        return _run(target, _text(statement, schema))
+
+
+async def run_async(target: "Async", statement: SQL, schema: str) -> list[str]:
+    with _noting_remedies(schema):
+        return await _run_async(target, _text(statement, schema))
+
+
+def _text(statement: SQL, schema: str) -> str:
+    return statement.format(schema=Identifier(schema)).as_string()
+
+
+@contextmanager
+def _noting_remedies(schema: str) -> Iterator[None]:
+    """Add the remedy to an error of the database, of whichever driver, that has a common one."""
+    try:
+        yield
+    except Exception as error:
+        codes = (getattr(each, "sqlstate", None) for each in (error, getattr(error, "orig", None)))
+        for code in REMEDIES.keys() & codes:
+            error.add_note(REMEDIES[code].format(schema=schema))
+        raise
+
+
+def _run(target: "Sync", text: str) -> list[str]:
     driver = driver_of(target)
     if isinstance(driver, psycopg.Connection):
         # A cursor of psycopg's own class, and plain rows: the connection's may be others.
@@ -50,7 +90,7 @@ def run(target: "Sync", text: str) -> list[str]:
     raise _refusal(target)
 
 
-async def run_async(target: "Async", text: str) -> list[str]:
+async def _run_async(target: "Async", text: str) -> list[str]:
     driver = driver_of(target)
     if isinstance(driver, psycopg.AsyncConnection):
         async with psycopg.AsyncCursor(driver, row_factory=tuple_row) as cursor:

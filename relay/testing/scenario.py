@@ -14,10 +14,12 @@ from relay.config.loading import load
 from relay.consume import Consumer
 from relay.engine.node import Node
 from relay.errors import ConfigurationError, OutboxError
-from relay.operate.failures import LookForFailures, look
-from relay.operate.operation import Servers
 from relay.operate.session import session
+from relay.outbox.events import Event
+from relay.servers.postgres.tables import Tables
 from relay.servers.rabbitmq import topology
+from relay.testing import hindering
+from relay.testing.written import Written
 
 LOOK_INTERVAL = 0.02  # seconds between two looks at what is waited for
 
@@ -25,10 +27,6 @@ IS_APPLIED = SQL("""
     SELECT EXISTS (
         SELECT FROM {schema}.processed_message WHERE message_id = %(message_id)s AND consumer_name = %(consumer)s
     )
-""")
-PENDING = SQL("""
-    SELECT event_type, aggregate_type, aggregate_id, state FROM {schema}.message_state
-    WHERE state <> 'sent' ORDER BY id LIMIT 5
 """)
 
 
@@ -59,7 +57,7 @@ class Scenario:
     ) -> None:
         environment = {"RELAY_DATABASE_URL": database_url, "RELAY_BROKER_URL": broker_url}
         self._settings = load(config=Path(config) if config else None, environ=environment).settings
-        self._consumers = consumers
+        self._judges = {consumer: hindering.ToldJudge(consumer) for consumer in consumers}
         self._timeout = timeout
         self._node = Node(self._settings)
         self._running = AsyncExitStack()
@@ -78,7 +76,8 @@ class Scenario:
         async with AsyncExitStack() as stack:
             relaying = asyncio.create_task(self._node.run(), name="scenario.relay")
             stack.push_async_callback(self._end, relaying)
-            for consumer in self._consumers:
+            for consumer, judge in self._judges.items():
+                consumer.setup.judge = judge
                 await stack.enter_async_context(consumer)
             await self.until(lambda: self._node.is_ready() or relaying.done(), "the relay is ready")
             if relaying.done():
@@ -91,20 +90,32 @@ class Scenario:
     ) -> None:
         await self._running.__aexit__(kind, error, trace)
 
-    async def until_applied(self, message_id: UUID, consumer_name: str, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
+    async def until_applied(
+        self,
+        message_id: UUID | str | Event | Written,
+        consumer_name: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> None:
         """Return when this consumer has applied the message.
 
+        Args:
+            message_id: of the message, or an event or row that has it.
         Raises:
             TimeoutError: it has not.
         """
-        values = {"message_id": message_id, "consumer": consumer_name}
+        id_ = _id_of(message_id)
+        values = {"message_id": id_, "consumer": consumer_name}
 
         def is_applied() -> bool:
             with session(self._settings.database) as tables:
                 return bool(tables.execute(IS_APPLIED, values).fetchone()[0])  # type: ignore[index]
 
-        await self.until(
-            lambda: asyncio.to_thread(is_applied), f"{consumer_name} applies {message_id}", timeout=timeout
+        await self._until(
+            lambda: asyncio.to_thread(is_applied),
+            f"{consumer_name} applies {id_}",
+            timeout,
+            lambda tables: hindering.of_message(tables, id_, consumer_name, self._judges),
         )
 
     async def until(
@@ -119,6 +130,16 @@ class Scenario:
         Raises:
             TimeoutError: it does not; `what` names it.
         """
+        await self._until(condition, what, timeout, lambda _: [])
+
+    async def _until(
+        self,
+        condition: Callable[[], bool | Awaitable[bool]],
+        what: str,
+        timeout: float | None,  # noqa: ASYNC109
+        about: Callable[[Tables], list[str]],
+    ) -> None:
+        """As `until`; `about` returns what is known of that which is waited for."""
         seconds = self._timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(seconds):
@@ -128,31 +149,37 @@ class Scenario:
                         return
                     await asyncio.sleep(LOOK_INTERVAL)
         except TimeoutError:
-            lines = [f"{what}: not within {seconds:g} s", *await asyncio.to_thread(self._report)]
+            lines = [f"{what}: not within {seconds:g} s", *await asyncio.to_thread(self._report, about)]
         raise TimeoutError("\n  ".join(lines))
 
-    def _report(self) -> list[str]:
+    def _report(self, about: Callable[[Tables], list[str]]) -> list[str]:
         """Return what may be the cause, a line each."""
         lines = [f"relay: {part}: {reason}" for part, reason in self._node.hindrances().items()]
-        for consumer in self._consumers:
-            lines += [f"consumer of {consumer.queue}: {part}: {why}" for part, why in consumer.hindrances().items()]
+        for consumer, judge in self._judges.items():
+            lines += hindering.of_consumer(consumer, judge)
+        broker, consumers = self._settings.broker, list(self._judges)
         try:
             with session(self._settings.database) as tables:
-                rows = tables.execute(PENDING).fetchall()
-            lines += [f"{state}: {event_type} of {type_} {id_}" for event_type, type_, id_, state in rows]
-            found = self._failures(tuple(consumer.queue for consumer in self._consumers))
+                lines += about(tables)
+                lines += hindering.of_tables(tables, broker, [consumer.queue for consumer in consumers])
+            lines += hindering.of_retries(broker, consumers)
         except OutboxError as error:
             return [*lines, str(error)]
-        return [*lines, *found] or ["nothing hinders relay and consumers, no row waits, and nothing has failed"]
-
-    def _failures(self, queues: tuple[str, ...]) -> list[str]:
-        at = Servers(self._settings, lambda seconds: session(self._settings.database, timeout=seconds))
-        groups = look.does(at, LookForFailures(queue=queues, held=True)).groups
-        return [
-            f"{each.source}: {each.count} of {each.event_type or 'any type'} at {each.place}: {each.cause}"
-            for each in groups
-        ]
+        return lines or ["nothing hinders relay and consumers, no row waits, and nothing has failed"]
 
     async def _end(self, relaying: asyncio.Task[None]) -> None:
         self._node.start_draining()
         await relaying
+
+
+def _id_of(message: object) -> UUID:
+    match message:
+        case UUID():
+            return message
+        case Event() | Written():
+            return message.message_id
+        case str():
+            return UUID(message)
+        case _:
+            kind = type(message).__name__
+            raise TypeError(f"{kind} has no message_id: Outbox(connection).assert_written(...).message_id is a row's")

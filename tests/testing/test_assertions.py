@@ -11,7 +11,10 @@ from uuid import UUID
 import psycopg
 import pytest
 from pydantic import BaseModel, ValidationError
+from sqlalchemy import create_engine
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 from relay.outbox import Event, add, event
 from relay.testing import AsyncOutbox, Outbox
@@ -118,6 +121,8 @@ def test_an_empty_outbox_is_said_to_be_empty(connection: psycopg.Connection) -> 
     message = failure(Outbox(connection).assert_written, "InvoiceIssued")
 
     assert message == "no InvoiceIssued was written: the outbox is empty"
+    counted = failure(Outbox(connection).assert_written, "InvoiceIssued", count=1)
+    assert counted == "InvoiceIssued was written 0 times, not 1: the outbox is empty"
 
 
 def test_a_long_list_and_a_long_payload_are_cut(connection: psycopg.Connection) -> None:
@@ -151,6 +156,18 @@ def test_another_count_lists_what_is_there(outbox: Outbox) -> None:
         '"count":2},{"article":"B-7","count":1}],"paid":false}\n'
         '  InvoiceIssued of Invoice 43: {"amount":99,"lines":[]}'
     )
+    assert failure(outbox.assert_written, "InvoiceIssued", payload={"lines": []}, count=2).splitlines() == [
+        "InvoiceIssued with payload {'lines': []} was written 1 times, not 2:",
+        '  InvoiceIssued of Invoice 43: {"amount":99,"lines":[]}',
+        (
+            '  InvoiceIssued of Invoice 42: {"amount":12.5,"due":"2026-12-01T12:00:00+00:00","lines":[{"article":"A-1",'
+            '"count":2},{"article":"B-7","count":1}],"paid":false}'
+        ),
+        "    payload.lines has 2 items, not 0",
+        '  InvoicePaid of Invoice 42: {"amount":12.5}',
+        "    event_type is 'InvoicePaid', not 'InvoiceIssued'",
+        "    payload.lines is missing",
+    ]
     with pytest.raises(ValueError, match="assert_nothing_written"):
         outbox.assert_written("InvoiceIssued", count=0)
 
@@ -298,3 +315,28 @@ def test_a_declared_event_is_asked_for_by_its_class(outbox: Outbox, connection: 
 def test_a_class_that_is_not_declared_is_refused(outbox: Outbox) -> None:
     with pytest.raises(TypeError, match="the class Issued is not declared: put @event"):
         outbox.assert_written(Issued)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (Reminded(42, DUE), "an object of Reminded: give the class, and key= or payload= for values"),
+        (PAID, "an object of Event: give a name or a declared class"),
+    ],
+)
+def test_an_event_itself_is_no_type_of_events(outbox: Outbox, given: Any, words: str) -> None:
+    for ask in (outbox.all, outbox.assert_written, outbox.assert_nothing_written):
+        with pytest.raises(TypeError, match=words):
+            ask(given)
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "sqlalchemy"])
+def test_an_outbox_without_tables_names_the_remedy(database_url: str, kind: str) -> None:
+    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
+    with psycopg.connect(database_url) as plain, Session(engine) as session:
+        outbox = Outbox(plain if kind == "psycopg" else session, schema="elsewhere")
+        with pytest.raises((psycopg.errors.UndefinedTable, ProgrammingError)) as missing:
+            outbox.assert_nothing_written()
+    engine.dispose()
+
+    assert "`relay migrate` makes the tables of schema elsewhere" in missing.value.__notes__[0]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from traceback import format_exception
 
 import psycopg
 import pytest
@@ -119,6 +120,25 @@ def test_the_other_database_is_at_the_same_place(url: str) -> None:
 def test_a_url_of_sqlalchemy_is_refused_without_its_password() -> None:
     with pytest.raises(ConfigurationError, match=r"a URL of libpq, .*, and not postgresql\+psycopg://$"):
         with_database("postgresql+psycopg://user:secret@host/admin", "other")
+
+
+@pytest.mark.parametrize("url", ["mysql://u:secret@h/db", "u:secret@h", "postgresql://u:secret word@h/db"])
+def test_what_is_no_url_of_postgresql_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigurationError) as refused, template_database(url):
+        pass
+
+    assert str(refused.value).startswith("server_url (the fixtures take it from OUTBOX_TEST_SERVER_URL) ")
+    assert "secret" not in "".join(format_exception(refused.value))
+
+
+def test_migrate_names_what_it_does_not_take() -> None:
+    url_of_sqlalchemy = "postgresql+psycopg://u:secret@h/db"
+    with pytest.raises(ConfigurationError, match="migrate: url takes a URL of libpq") as refused:
+        migrate(url_of_sqlalchemy)
+    with pytest.raises(ConfigurationError, match=r"migrate: schema takes .* and not 'My Events'"):
+        migrate("postgresql://h/db", schema="My Events")
+
+    assert "secret" not in "".join(format_exception(refused.value))
 
 
 @pytest.mark.parametrize("form", ["url", "conninfo"])

@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from relay.consume import FailurePolicy, Inbox, Message, Overload, Permanent, Retries, WorkPolicy, on
-from relay.errors import DatabaseUnavailableError, InvalidPayloadError
+from relay.errors import DatabaseUnavailableError, InvalidPayloadError, MessageError
 from relay.outbox import Event, PayloadError, add
 from relay.testing import AsyncOutbox, Harness, Outbox, Written
 
@@ -161,9 +162,29 @@ async def test_what_can_never_be_applied_is_dead_at_once(payments: Payments) -> 
         "42": "permanent",
         "7": "invalid",
     }
+    with pytest.raises((Permanent, InvalidPayloadError)):
+        delivered.raise_first()
     assert {dead.reason for dead in delivered.dead} == {"permanent", "invalid", "unhandled"}
     assert sorted(map(type, delivered.failed), key=str) == sorted([Permanent, InvalidPayloadError], key=str)
     assert payments.amounts() == []
+
+
+async def test_a_message_that_no_handler_takes_is_raised(payments: Payments) -> None:
+    seen = paid(1, event_type="InvoiceSeen")
+    delivered = await payments.harness().deliver(seen)
+
+    with pytest.raises(MessageError) as raised:
+        delivered.raise_first()
+    words = "type 'InvoiceSeen' has no handler"
+    assert str(raised.value) == f"InvoiceSeen {seen.message_id} is unhandled: {words}"
+
+
+async def test_what_is_no_outbox_and_no_inbox_is_refused(payments: Payments) -> None:
+    words = r"Connection is no outbox: write drain\(Outbox\(...\)\)"
+    with psycopg.connect(payments.url) as connection, pytest.raises(TypeError, match=words):
+        await payments.harness().drain(connection)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="inbox is a str: give an Inbox"):
+        Harness([], inbox=payments.url)  # type: ignore[arg-type]
 
 
 async def test_an_overload_leaves_the_message_for_the_next_call(payments: Payments) -> None:
@@ -194,6 +215,41 @@ async def test_events_of_handlers_are_delivered_until_there_are_no_more(payments
         assert amounts(drained.applied) == [1, 2, 3]
         assert again.applied == []
         assert amounts(await AsyncOutbox(connection).all("InvoicePaid")) == [1, 2, 3]
+
+
+async def test_rows_that_are_not_committed_are_not_drained(payments: Payments) -> None:
+    harness = payments.harness()
+    with psycopg.connect(payments.url) as connection:
+        outbox = Outbox(connection)
+        add(connection, paid(1))
+        with pytest.raises(AssertionError, match=r"^1 row is of a transaction that is not committed \(InvoicePaid\)"):
+            await harness.drain(outbox)
+        connection.commit()
+        with connection.transaction():
+            add(connection, paid(2), paid(3))
+            with pytest.raises(AssertionError, match=r"^2 rows are of a transaction .* commit before drain"):
+                await harness.drain(outbox)
+        add(connection, paid(4))
+        as_they_are = await harness.deliver(*outbox.all())
+        connection.rollback()
+        connection.execute("CREATE TABLE other ()")  # the transaction has written, and no row of the outbox
+
+        assert amounts(as_they_are.applied) == [1, 2, 3, 4]
+        assert (await harness.drain(outbox)).applied == []
+
+
+async def test_a_savepoint_that_is_released_is_no_commit(payments: Payments) -> None:
+    engine = create_async_engine(payments.url.replace("postgresql://", "postgresql+psycopg://"))
+    async with AsyncSession(engine) as session:
+        async with session.begin_nested():
+            await add(session, paid(1))
+        with pytest.raises(AssertionError, match="is not committed"):
+            await payments.harness().drain(AsyncOutbox(session))
+        await session.commit()
+        drained = await payments.harness().drain(AsyncOutbox(session))
+    await engine.dispose()
+
+    assert amounts(drained.applied) == [1]
 
 
 def test_plain_handlers_with_sqlalchemy_work_without_a_loop(payments: Payments) -> None:
@@ -241,15 +297,40 @@ async def test_a_call_that_takes_too_long_says_what_is_under_way_and_loses_nothi
 
     @on("InvoicePaid")
     async def pay(message: Message[Paid], connection: psycopg.AsyncConnection) -> None:
-        await goes_on.wait()
+        if message.payload.amount:
+            await goes_on.wait()
 
     harness = Harness([pay], inbox=Inbox(payments.url, "payments"), timeout=5)
-    with pytest.raises(TimeoutError, match=r"not settled within 5 s: 2 messages are delivered and not settled"):
-        await harness.deliver(paid(1), paid(2, key="43"))
+    events = [paid(0, key="41"), paid(1), paid(2, key="43")]
+    with pytest.raises(TimeoutError) as late:
+        await harness.deliver(*events)
     goes_on.set()
     delivered = await harness.deliver()
 
     assert amounts(delivered.applied) == [1, 2]
+    assert str(late.value) == (
+        "not settled within 5 s: 2 messages are delivered and not settled, and 1 were applied:"
+        f" InvoicePaid {events[1].message_id}, InvoicePaid {events[2].message_id}"
+    )
+
+
+async def test_a_call_that_takes_too_long_says_which_held_message_is_under_way(payments: Payments) -> None:
+    tries = 0
+
+    @on("InvoicePaid")
+    async def pay(message: Message[Paid], connection: psycopg.AsyncConnection) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ZeroDivisionError
+        await asyncio.sleep(600)
+
+    harness = Harness([pay], inbox=Inbox(payments.url, "payments"), failures=RETRIES, timeout=5)
+    event = paid(1)
+    await harness.deliver(event)
+    words = "1 held messages are due, or a handler works on them, and 0 were applied"
+    with pytest.raises(TimeoutError, match=f"not settled within 5 s: {words}: InvoicePaid {event.message_id}"):
+        await harness.advance(60)
 
 
 async def test_an_event_that_is_none_takes_no_other_with_it(payments: Payments) -> None:

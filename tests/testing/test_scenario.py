@@ -2,13 +2,15 @@
 
 import asyncio
 from pathlib import Path
+from typing import Literal
 from uuid import UUID, uuid4
 
 import aio_pika
 import psycopg
 import pytest
 
-from relay.consume import Consumer, Inbox, Message, Permanent, on
+from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, Retries, on
+from relay.consume.apply.handlers import AsyncHandler
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
 from relay.outbox import Event, add
 from relay.testing import Scenario, virtual_host
@@ -34,6 +36,17 @@ TOPOLOGY = """
 async def note(message: Message, connection: psycopg.AsyncConnection) -> None:
     if message.json()["amount"] < 0:
         raise Permanent("an amount below zero")
+
+
+def consumer_of(handler: AsyncHandler, database_url: str, broker_url: str, order: Literal["hold", "skip"]) -> Consumer:
+    policy = FailurePolicy(order=order, retries=Retries(attempts=3, initial=30, maximum=60))
+    return Consumer(QUEUE, [handler], inbox=Inbox(database_url, "accounting"), broker=broker_url, failures=policy)
+
+
+async def words_of_timeout(scenario: Scenario, message: UUID | Event, consumer_name: str = "accounting") -> str:
+    with pytest.raises(TimeoutError) as late:
+        await scenario.until_applied(message, consumer_name, timeout=0.5)
+    return str(late.value)
 
 
 @pytest.fixture
@@ -88,6 +101,67 @@ async def test_a_timeout_says_what_hinders(database_url: str, broker_url: str, c
     assert "quarantine: 1 of any type at outbox: " in words
 
 
+@pytest.mark.parametrize(
+    ("order", "place"),
+    [
+        ("skip", "retry queue billing.retry.30000: 1 waiting"),
+        ("hold", "held: 1 of InvoicePaid at accounting: KeyError: 'sum of 2026'"),
+    ],
+)
+async def test_a_timeout_says_what_handlers_raised_and_where_it_waits(
+    database_url: str, broker_url: str, config: Path, order: Literal["hold", "skip"], place: str
+) -> None:
+    @on("InvoicePaid")
+    async def fail(message: Message, connection: psycopg.AsyncConnection) -> None:
+        raise KeyError("sum of 2026")
+
+    ours = consumer_of(fail, database_url, broker_url, order)
+    async with Scenario(database_url, broker_url, ours, config=config, timeout=60) as scenario:
+        message_id = await asyncio.to_thread(pay, database_url, 1)
+        await scenario.until(lambda: ours.counters.retried.total() == 1 and ours.counters.unacknowledged == 0)
+        words = await words_of_timeout(scenario, message_id)
+
+    assert "consumer of billing: tries that failed: 1, by KeyError: 'sum of 2026' (try 1 of 3, again in " in words
+    assert place in words
+    assert "its row is sent" in words
+    assert "nothing" not in words
+
+
+async def test_a_timeout_says_what_a_handler_works_on(database_url: str, broker_url: str, config: Path) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    @on("InvoicePaid")
+    async def hang(message: Message, connection: psycopg.AsyncConnection) -> None:
+        begun.set()
+        await goes_on.wait()
+
+    ours = consumer_of(hang, database_url, broker_url, "hold")
+    async with Scenario(database_url, broker_url, ours, config=config, timeout=60) as scenario:
+        message_id = await asyncio.to_thread(pay, database_url, 1)
+        await begun.wait()
+        words = await words_of_timeout(scenario, message_id)
+        goes_on.set()
+        await scenario.until_applied(message_id, "accounting")
+
+    assert "consumer of billing: messages in hand: 1, of which handlers work on 1" in words
+
+
+async def test_a_timeout_says_that_the_wait_itself_is_wrong(database_url: str, broker_url: str, config: Path) -> None:
+    ours = consumer(database_url, broker_url)
+    event = Event("invoice", 42, "InvoicePaid", {"amount": 1})
+    async with Scenario(database_url, broker_url, ours, config=config, timeout=60) as scenario:
+        with psycopg.connect(database_url) as connection:
+            add(connection, event)
+            not_committed = await words_of_timeout(scenario, event)
+        await scenario.until_applied(event, "accounting")
+        misspelt = await words_of_timeout(scenario, event, "acounting")
+        with pytest.raises(TypeError, match="dict has no message_id"):
+            await scenario.until_applied({}, "accounting")  # type: ignore[arg-type]
+
+    assert not_committed.endswith("no committed row has this message_id")
+    assert "no consumer is named acounting; there is accounting\n  its row is sent" in misspelt
+
+
 async def test_without_a_hindrance_it_says_so(database_url: str, broker_url: str, config: Path) -> None:
     async with Scenario(database_url, broker_url, config=config, timeout=60) as scenario:
         with pytest.raises(TimeoutError, match=r"never: not within 0.5 s\n  nothing hinders relay and consumers"):
@@ -127,4 +201,12 @@ def test_a_server_without_the_plugin_or_the_right_is_told(managed: tuple[RabbitS
     server.ctl("add_user", "application", "secret")
     other = server.url().replace("relay:", "application:", 1)
     with pytest.raises(ConfigurationError, match="refuses 'application'"), virtual_host(other, management):
+        pytest.fail("it was made")
+
+
+def test_a_broker_without_the_place_of_its_plugin_is_told_the_variable() -> None:
+    words = "`rabbitmq-plugins enable rabbitmq_management`, or say where .* OUTBOX_TEST_MANAGEMENT_URL"
+    with pytest.raises(BrokerUnavailableError, match=words), virtual_host("amqp://guest@broker.invalid"):
+        pytest.fail("it was made")
+    with pytest.raises(ConfigurationError, match="OUTBOX_TEST_BROKER_URL"), virtual_host("http://broker.invalid"):
         pytest.fail("it was made")
