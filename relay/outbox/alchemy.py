@@ -1,22 +1,37 @@
-"""The writers for SQLAlchemy: the same statements, in the transaction of the session or connection."""
+"""The writers for SQLAlchemy: the same statements, in the transaction of the session or connection.
 
+SQLAlchemy's asynchronous part needs greenlet. So it is imported only by an application that uses it.
+"""
+
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from relay.outbox import insert
-from relay.outbox.errors import NoTransactionError
+from relay.outbox import insert, watch
 from relay.outbox.row import NewRow
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
+    Async = AsyncConnection | AsyncSession | async_scoped_session[AsyncSession]
+    ASYNC = (AsyncConnection, AsyncSession, async_scoped_session)
+
 Sync = sa.Connection | Session | scoped_session[Session]
-Async = AsyncConnection | AsyncSession | async_scoped_session[AsyncSession]
 SYNC = (sa.Connection, Session, scoped_session)
-ASYNC = (AsyncConnection, AsyncSession, async_scoped_session)
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "ASYNC":  # at each look: the application may import that part later
+            part = sys.modules.get("sqlalchemy.ext.asyncio")
+            names = ("AsyncConnection", "AsyncSession", "async_scoped_session")
+            return tuple(getattr(part, each) for each in names if hasattr(part, each))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def write(target: Sync, rows: Sequence[NewRow], schema: str, *, by_copy: bool, autocommit: bool) -> None:
@@ -35,12 +50,14 @@ def write(target: Sync, rows: Sequence[NewRow], schema: str, *, by_copy: bool, a
         raise
 
 
-async def write_async(target: Async, rows: Sequence[NewRow], schema: str, *, by_copy: bool, autocommit: bool) -> None:
+async def write_async(target: "Async", rows: Sequence[NewRow], schema: str, *, by_copy: bool, autocommit: bool) -> None:
     await run_sync(target, write, rows, schema, by_copy=by_copy, autocommit=autocommit)
 
 
-async def run_sync(target: Async, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+async def run_sync(target: "Async", function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Call a function with the synchronous session or connection beneath the target, and return what it returns."""
+    from sqlalchemy.ext.asyncio import async_scoped_session  # noqa: PLC0415  # the target is of that part
+
     given = target() if isinstance(target, async_scoped_session) else target
     return await given.run_sync(function, *arguments, **options)
 
@@ -58,7 +75,7 @@ def require_transaction(connection: sa.Connection) -> None:
     elif isinstance(driver, psycopg.AsyncConnection):
         adapted.run_async(insert.require_transaction_async)
     elif adapted.autocommit and not (hasattr(driver, "is_in_transaction") and driver.is_in_transaction()):
-        raise NoTransactionError
+        raise watch.no_transaction()
 
 
 def _is_copied(connection: sa.Connection, rows: Sequence[NewRow], schema: str) -> bool:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from relay.outbox import insert
-from relay.outbox.errors import NoTransactionError
+from relay.outbox import insert, watch
 from relay.outbox.row import NewRow
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ async def write(connection: "AsyncpgConnection", rows: Sequence[NewRow], schema:
     if not rows:
         return
     if not autocommit and not connection.is_in_transaction():
-        raise NoTransactionError
+        raise watch.no_transaction()
     statement = _statement(schema)
     try:
         for batch in insert.batches(rows):

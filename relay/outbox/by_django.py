@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import Error
 
-from relay.outbox import insert
-from relay.outbox.errors import NoTransactionError
+from relay.outbox import insert, watch
 from relay.outbox.row import NewRow
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def require_transaction(connection: "DjangoConnection") -> None:
     insert.require_transaction(connection.connection)
     blocks = connection.atomic_blocks
     if blocks and all(getattr(block, "_from_testcase", False) for block in blocks):
-        raise NoTransactionError
+        raise watch.no_transaction()
 
 
 def _copy(connection: "DjangoConnection", cursor: Any, rows: Sequence[NewRow], schema: str) -> None:

@@ -13,10 +13,11 @@ def project(message: Message[InvoiceIssued], connection: Connection) -> None: ..
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from datetime import datetime
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from functools import cached_property
 from inspect import iscoroutinefunction, signature
-from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
+from typing import Any, ClassVar, Protocol, TypeVar, get_origin, get_type_hints
 from uuid import UUID, uuid4
 
 from relay.errors import ConfigurationError, importing
@@ -26,6 +27,9 @@ from relay.outbox.paths import path_of_unwritable
 
 MARK = "__outbox_event__"
 VERSION = "x-event-version"
+
+# What a field may be, and an aggregate id may not. Other classes are looked at when an event is written.
+NO_IDS = (bool, float, complex, Decimal, bytes, list, tuple, Set, Mapping, date, time, timedelta)
 
 T = TypeVar("T")
 Upcast = TypeVar("Upcast", bound=Callable[[Any], Any])
@@ -158,6 +162,8 @@ def event(
             raise ConfigurationError(
                 f"@event({event_type!r}): {kind.__name__} has no field {key_field!r}; it has {known}"
             )
+        if key_field is not None:
+            _require_id(event_type, kind, key_field)
         text = None if version is None else str(version)
         declared: Any = _dict_of(kind) if issubclass(kind, dict) else kind
         setattr(declared, MARK, Declaration(event_type, text, aggregate_type, key_field, declared, names))
@@ -189,11 +195,22 @@ def upcast(function: Upcast) -> Upcast:
             f"@upcast: {name} takes an event, and returns a newer version of it. Annotate both with classes that"
             " @event declares with one event type and two versions"
         )
+    if _is_older(new, old):
+        raise ConfigurationError(
+            f"@upcast: {name} takes version {old.version}, and returns the older version {new.version}; write it the"
+            " other way round"
+        )
     other = new.older.setdefault(old, function)
     if _place(other) != _place(function):
         raise ConfigurationError(f"@upcast: {name} does what {_place(other)} does: one of both is enough")
     new.older[old] = function
     return function
+
+
+def _is_older(one: Declaration, other: Declaration) -> bool:
+    """Whether both versions are numbers, and the first is less; other text has no order."""
+    first, second = one.version or "", other.version or ""
+    return first.isdecimal() and second.isdecimal() and int(first) < int(second)
 
 
 def _place(function: Callable[..., Any]) -> str:
@@ -281,6 +298,20 @@ def _fields(event_type: str, kind: type) -> set[str]:
     )
 
 
+def _require_id(event_type: str, kind: type, name: str) -> None:
+    """Check that the field may be an aggregate id, as far as its annotation is a plain class."""
+    try:
+        hint = get_type_hints(kind)[name]
+    except (NameError, TypeError, AttributeError, SyntaxError, KeyError):
+        return  # pydantic says what it cannot read, at the first write
+    found = get_origin(hint) or hint
+    if isinstance(found, type) and issubclass(found, NO_IDS):
+        raise ConfigurationError(
+            f"@event({event_type!r}): the field {name!r} of {kind.__name__} is of type {found.__name__};"
+            " an aggregate id is a str, an int or a UUID"
+        )
+
+
 def _dict_of(kind: type) -> type:
     """Return a class of dicts that stands for a TypedDict, whose instances would not know their class."""
 
@@ -314,5 +345,7 @@ def _not_an_event(given: object) -> str:
             )
         case _ if hasattr(given, MARK):
             return f"{kind} is no event, only its base class is: put @event above it, too"
+        case _ if is_dataclass(given) or hasattr(type(given), "model_dump_json"):
+            return f"{kind} is no event: put @event(<event type>, key=...) above its class, or make an Event of it"
         case _:
             return f"{kind} is no event: write add(connection, event), the connection first"

@@ -69,11 +69,13 @@ class PayloadTooLargeError(PayloadError):
 class NoTransactionError(OutboxError):
     """Events for a connection in autocommit mode, outside of a transaction; nothing was sent to the database."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_autocommit: bool = True) -> None:
+        allowed, refused = "Or pass autocommit=True", "This test's require_transaction() allows no autocommit"
         super().__init__(
             "no transaction is open, and the connection is in autocommit mode: the event would be committed even if"
             " the change that it reports fails. Begin a transaction first (psycopg: `connection.transaction()`,"
-            " Django: `transaction.atomic()`, SQLAlchemy: an engine without AUTOCOMMIT). Or pass autocommit=True"
+            " Django: `transaction.atomic()`, SQLAlchemy: an engine without AUTOCOMMIT)."
+            f" {allowed if may_autocommit else refused}"
         )
 
 

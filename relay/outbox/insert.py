@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import PipelineStatus, TransactionStatus
 
-from relay.outbox.errors import NoTransactionError
+from relay.outbox import watch
 from relay.outbox.row import NewRow
 
 # On loopback, a round trip with one row takes 0.17 ms by VALUES and 0.30 ms by unnest. With 100 rows it takes 2.2 ms by
@@ -174,7 +174,7 @@ def _has_unread_answers(connection: psycopg.Connection[Any] | psycopg.AsyncConne
 
 def _require_transaction(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     if connection.autocommit and connection.info.transaction_status is TransactionStatus.IDLE:
-        raise NoTransactionError
+        raise watch.no_transaction()
 
 
 def may_copy(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:

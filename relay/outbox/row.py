@@ -95,7 +95,8 @@ def key_text(given: str | int | UUID | None) -> str | None:
 
 def _check_text(event: Event, field: str, value: object, *, may_be_empty: bool = False) -> None:
     if not isinstance(value, str):
-        raise FieldError(event, field, f"is of type {_kind(value)}; it takes a str")
+        takes = "a str, an int or a UUID" if field == "aggregate_id" else "a str"
+        raise FieldError(event, field, f"is of type {_kind(value)}; it takes {takes}")
     if not value and not may_be_empty:
         raise FieldError(event, field, "is empty")
     if "\0" in value:

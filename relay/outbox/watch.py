@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from relay.outbox.errors import NoTransactionError
 from relay.outbox.row import NewRow
 
 Watcher = Callable[[Sequence[NewRow]], None]
@@ -33,6 +34,10 @@ def being_strict() -> Iterator[None]:
 
 def is_strict() -> bool:
     return bool(strict_blocks)
+
+
+def no_transaction() -> NoTransactionError:
+    return NoTransactionError(may_autocommit=not is_strict())
 
 
 def note(rows: Sequence[NewRow]) -> None:

@@ -104,7 +104,7 @@ def add(
         EventError: the outbox would refuse an event; nothing was sent to the database, the transaction goes on.
         NoTransactionError: the target is in autocommit mode, outside a transaction; nothing was sent.
         NotAwaitedError: the application did not await it, and nothing was written. No `except` sees it: Python prints
-            it to stderr.
+            it to stderr. In a handler it fails the message.
     """
     rows = _rows(_one_by_one(events), max_payload_bytes)
     return _write(target, rows, schema, by_copy=False, autocommit=autocommit)
@@ -186,11 +186,11 @@ def _write(
     if sys.modules.get("sqlalchemy"):  # if it is not imported, the target cannot be an object of it
         from relay.outbox import alchemy  # noqa: PLC0415
 
-        if isinstance(target, alchemy.ASYNC):
-            return Awaited(alchemy.write_async(target, rows, schema, by_copy=by_copy, autocommit=autocommit), CALLS)
         if isinstance(target, alchemy.SYNC):
             alchemy.write(target, rows, schema, by_copy=by_copy, autocommit=autocommit)
             return None
+        if isinstance(target, alchemy.ASYNC):
+            return Awaited(alchemy.write_async(target, rows, schema, by_copy=by_copy, autocommit=autocommit), CALLS)
     raise not_a_target(driver)
 
 
@@ -220,8 +220,9 @@ def driver_of(target: object) -> object:
 
 def django_of(target: object) -> DjangoConnection | None:
     """Return the connection of Django that the target is, or whose cursor it is."""
-    opens = getattr(target, "ensure_connection", None) or getattr(
-        getattr(target, "db", None), "ensure_connection", None
+    validates = getattr(target, "validate_no_broken_transaction", None) or getattr(
+        getattr(target, "db", None), "validate_no_broken_transaction", None
     )
     # The proxy `django.db.connection` looks for the connection at each attribute. A method of it knows the connection.
-    return getattr(opens, "__self__", None)
+    # This one is not patched, as pytest-django does with `ensure_connection` to forbid the database.
+    return getattr(validates, "__self__", None)

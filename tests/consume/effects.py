@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,8 +17,10 @@ from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from relay.consume import Consumer, Message, WorkPolicy, on
-from relay.consume.apply.handlers import AsyncHandler, SyncHandler
+from relay.consume import Consumer, Inbox, Message, WorkPolicy, on
+from relay.consume.apply.handlers import AsyncHandler, SyncHandler, collect_handlers
+from relay.consume.apply.inbox import Applied
+from relay.consume.apply.transactions_factory import open_transactions
 from relay.consume.message import Delivery
 from relay.consume.pool import PartitionedConsumer
 from tests.support.eventually import eventually
@@ -242,3 +244,13 @@ async def running(consumer: Consumer | PartitionedConsumer) -> AsyncIterator[asy
         consumer.stop()
         await asyncio.wait([task])
     task.result()
+
+
+async def apply(inbox: Inbox, handler: Callable[..., Any]) -> Applied:
+    """Apply one message in a separate transaction, without a broker."""
+    transactions = open_transactions(inbox, collect_handlers([on("Counted")(handler)]))
+    await transactions.open()
+    try:
+        return await transactions.apply([delivered(1)])
+    finally:
+        await transactions.close()

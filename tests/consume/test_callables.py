@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
 from relay.consume.apply.handlers import call, call_async, call_in_thread, collect_handlers, in_own_task, is_async
-from relay.consume.apply.inbox import Applied
-from relay.consume.apply.transactions_factory import open_transactions
 from relay.errors import ConfigurationError, HandlerResultError
-from tests.consume.effects import Queue, Table, delivered, running
+from tests.consume.effects import Queue, Table, apply, running
 from tests.consume.policies import SEVERAL_MINUTES
 from tests.support.eventually import eventually
 
@@ -228,15 +226,6 @@ def write(message: Message, connection: Any) -> Any:
 
 async def write_async(message: Message, connection: Any) -> None:
     await write(message, connection)
-
-
-async def apply(inbox: Inbox, handler: Function) -> Applied:
-    transactions = open_transactions(inbox, collect_handlers([on("Counted")(handler)]))
-    await transactions.open()
-    try:
-        return await transactions.apply([delivered(1)])
-    finally:
-        await transactions.close()
 
 
 async def write_in_tasks(message: Message, connection: Any) -> list[Any]:

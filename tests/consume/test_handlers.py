@@ -59,7 +59,7 @@ def test_a_handler_takes_each_of_its_types_and_no_other() -> None:
         ([], "needs at least one handler"),
         ([project, notify], "'InvoiceIssued' has two handlers, project and notify"),
         ([project_2, notify_2], "'InvoiceIssued' of version 2 has two handlers, project_2 and notify_2"),
-        ([project, archive], "not both"),
+        ([project, archive], "not both: project is an `async def`, archive is a plain function"),
         ([unmarked], "unmarked is no handler; put @on"),
         ([settle], "handler settle is called with (message, connection)"),
     ],

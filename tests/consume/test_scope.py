@@ -162,6 +162,11 @@ def test_postgres_knows_a_writer_s_message_by_the_same_id(database_url: str, wri
     assert found == (id_of_writer(message_id, writer),)
 
 
+def test_an_inbox_without_a_consumers_name_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="an inbox needs the name of its consumer"):
+        Inbox("postgresql://nobody@127.0.0.1/nowhere", "")
+
+
 def test_an_unknown_scope_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="one of message, writer"):
         Inbox("postgresql://localhost/shop", "billing", scope="role")  # type: ignore[arg-type]

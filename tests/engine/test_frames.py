@@ -159,12 +159,16 @@ def test_no_frame_is_larger_than_the_connection_allows(make: Make) -> None:
 )
 @each_codec
 def test_what_cannot_be_a_message_is_refused_and_leaves_no_bytes(make: Make, row: Row, words: str) -> None:
-    data, count, refused = encoder(make).encode([ROW, row, ROW._replace(id=7)], set())
+    by = encoder(make)
 
-    assert count == 3
+    data, count, refused = by.encode([ROW, row], set())
+    behind = by.encode([ROW._replace(id=7)], set())
+
+    assert (count, [*refused]) == (2, [1])
     assert words in refused[1]
-    assert list(refused) == [1]
-    headers = [frame.properties.headers or {} for frame in decode(data) if isinstance(frame, ContentHeader)]
+    headers = [
+        frame.properties.headers or {} for frame in decode(data + behind.frames) if isinstance(frame, ContentHeader)
+    ]
     assert [each["x-outbox-id"] for each in headers] == [ROW.id, 7]
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from relay.outbox import Event, NoTransactionError, OutboxMessage, add, add_many
+from relay.outbox.watch import being_strict
 from tests.outbox.conftest import MessageTable
 from tests.outbox.writers import called, django_wrapper
 
@@ -153,6 +154,17 @@ async def test_outside_of_a_transaction_nothing_is_written(
             await called(add_many, target.given, events(60))
 
     assert table.rows() == []
+
+
+@pytest.mark.parametrize("write", [add, add_many])
+async def test_where_a_test_allows_no_autocommit_the_error_does_not_name_it_as_a_remedy(
+    opened: Open, module_url: str, write: Any
+) -> None:
+    async with opened(module_url) as target:
+        with being_strict(), pytest.raises(NoTransactionError) as raised:
+            await called(write, target.given, [*events()], autocommit=True)
+
+    assert str(raised.value).endswith("This test's require_transaction() allows no autocommit")
 
 
 async def test_what_is_meant_is_committed_at_once(opened: Open, module_url: str, table: MessageTable) -> None:

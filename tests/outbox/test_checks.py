@@ -72,7 +72,9 @@ def test_a_field_takes_only_text_that_postgresql_can_store(field: str, value: ob
 )
 def test_an_id_may_be_a_number_or_a_uuid(given: int | UUID | str, text: str) -> None:
     assert encoded(aggregate_id=given).aggregate_id == text
-    with pytest.raises(FieldError, match="event_type is of type"):
+    with pytest.raises(FieldError, match="aggregate_id is of type Decimal; it takes a str, an int or a UUID"):
+        encoded(aggregate_id=Decimal(1))
+    with pytest.raises(FieldError, match="event_type is of type int; it takes a str"):
         encoded(event_type=7)
 
 

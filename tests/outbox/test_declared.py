@@ -225,6 +225,11 @@ def test_infinities_of_a_model_are_refused_unless_it_writes_them_as_text() -> No
     assert row_of(Event("customer", 1, "Rated", Text(rate=infinite)), None).payload == '{"rate":"Infinity","note":null}'
 
 
+@dataclass
+class Plain:
+    customer_id: int
+
+
 class Child(Model):
     pass
 
@@ -234,13 +239,35 @@ class Child(Model):
     [
         (Child(customer_id=1, lines=[]), r"Child is no event, only its base class is: put @event above it, too"),
         (Model, "the class Model is no event: make one"),
-        (Line(amount=Decimal(1)), "Line is no event"),
+        (Line(amount=Decimal(1)), r"Line is no event: put @event\(<event type>, key=...\) above its class"),
+        (Plain(1), r"Plain is no event: put @event\(<event type>, key=...\) above its class"),
         ({"amount": 1}, "a dict is no event"),
     ],
 )
 def test_what_is_not_declared_is_refused(given: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         row_of(given, None)
+
+
+class Keys(TypedDict):
+    many: list[str]
+    flag: bool
+    day: "NotRequired[datetime]"
+    text: str
+    number: int
+    maybe: UUID | None
+
+
+class Unknown(TypedDict):
+    amount: Decimal
+    unknown: "Nowhere"  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Keys, "text"), (Keys, "number"), (Keys, "maybe"), (Unknown, "unknown"), (Unknown, "amount")]
+)
+def test_what_may_be_an_id_or_cannot_be_read_is_declared(kind: type, name: str) -> None:
+    assert event("Declared", key=("customer", name))(kind)
 
 
 class Undeclared:
@@ -255,6 +282,15 @@ class Undeclared:
         (Line, {"key": "customer"}, "takes as key the aggregate type and the field"),
         (Line, {"key": ("", "amount")}, "takes as key the aggregate type and the field"),
         (Line, {"event_type": ""}, "@event takes an event type"),
+        (
+            Line,
+            {"key": ("customer", "amount")},
+            "field 'amount' of Line is of type Decimal; an aggregate id is a str, an",
+        ),
+        (Keys, {"key": ("customer", "many")}, "'many' of Keys is of type list"),
+        (Keys, {"key": ("customer", "flag")}, "'flag' of Keys is of type bool"),
+        (Keys, {"key": ("customer", "day")}, "'day' of Keys is of type datetime"),
+        (Line, {"key": ("customer",)}, "takes as key the aggregate type and the field"),
         (Line, {"version": True}, "version is an int or a text, not True"),
         (Line, {"version": ""}, "version is an int or a text, not ''"),
     ],
@@ -297,6 +333,14 @@ def test_one_upcast_for_two_versions_is_enough() -> None:
 
 
 def test_an_upcast_joins_two_versions_of_one_event() -> None:
+    @event("Moved", version=9, key=("customer", "customer_id"))
+    class First(Renamed):
+        pass
+
+    @event("Moved", version=10, key=("customer", "customer_id"))
+    class Second(Renamed):
+        pass
+
     def without_annotations(old, new):  # type: ignore[no-untyped-def]
         raise NotImplementedError
 
@@ -305,6 +349,12 @@ def test_an_upcast_joins_two_versions_of_one_event() -> None:
 
     def to_itself(old: Model) -> Model:
         raise NotImplementedError
+
+    def back(old: Second) -> First:
+        raise NotImplementedError
+
+    with pytest.raises(ConfigurationError, match="back takes version 10, and returns the older version 9"):
+        upcast(back)
 
     async def later(old: Renamed) -> Model:
         raise NotImplementedError

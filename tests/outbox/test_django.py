@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import ProgrammingError, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
@@ -54,6 +55,25 @@ def test_execute_wrappers_see_each_statement(connection: Any) -> None:
             add(connection, EVENT)
         with pytest.raises(AssertionError, match="INSERT"):
             add_many(connection, MANY)
+
+
+class Blocker:
+    """It forbids the database as pytest-django does to a test without its mark: by its own method."""
+
+    def refuse(self, *_: object) -> None:
+        raise RuntimeError("Database access not allowed")
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_where_the_database_is_forbidden_the_error_is_that_of_who_forbids_it(
+    connection: Any, is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_open:
+        connection.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(BaseDatabaseWrapper, "ensure_connection", Blocker().refuse)
+        with pytest.raises(RuntimeError, match="Database access not allowed"):
+            add(connection, EVENT)
 
 
 def test_what_a_cursor_has_read_stays_when_it_is_the_target(connection: Any) -> None:

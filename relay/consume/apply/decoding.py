@@ -49,7 +49,7 @@ def read_decode(
     try:
         payload: Any = UNSAID
         if parameter is not None and parameter.annotation is not inspect.Parameter.empty:
-            payload = _payload_type(_resolved(function, parameter.annotation), takes_batch=takes_batch)
+            payload = _payload_type(resolved(function, parameter.annotation), takes_batch=takes_batch)
         if subscription.declaration is None:
             if payload in (UNSAID, bytes):
                 return None
@@ -82,7 +82,7 @@ def decodes_of_older(declaration: Declaration) -> Iterator[tuple[str | None, Dec
                 yield old.version, partial(_decode, old.adapter, longer)
 
 
-def _resolved(function: Callable[..., Any], annotation: Any) -> Any:
+def resolved(function: Callable[..., Any], annotation: Any) -> Any:
     """Look up the names in this one annotation. Other annotations may name types that only the type checker imports."""
     holder = SimpleNamespace(__annotations__={"message": annotation})
     names = getattr(inspect.unwrap(function), "__globals__", {})

@@ -16,8 +16,10 @@ from itertools import groupby
 from typing import Any, Literal, TypeVar, overload
 
 from relay.consume.apply.decoding import Decode, Subscription, decodes_of_older, read_decode
+from relay.consume.apply.places import require_place
 from relay.consume.message import Message
 from relay.errors import ConfigurationError, HandlerAbortedError, HandlerCancelledError, HandlerResultError
+from relay.outbox.awaited import EachBegun
 from relay.outbox.declared import Declaration, declaration_of
 from relay.servers.rabbitmq.connection import is_told_to_end
 
@@ -124,8 +126,19 @@ class Handlers:
 
     def of_batches(self) -> list[str]:
         """Return the names of the handlers that take a list."""
-        every = (handler for versions in self.by_type.values() for handler in versions.values())
-        return sorted({name_of_function(each.function) for each in every if each.takes_batch})
+        return sorted({name_of_function(each.function) for each in self._every() if each.takes_batch})
+
+    def require_place(self, given: type) -> None:
+        """Check that the handlers take what they get besides the message; raises ConfigurationError.
+
+        A decorator's wrapper may pass on another thing, so the annotation of what it wraps says nothing.
+        """
+        for function in {id(each.function): each.function for each in self._every()}.values():
+            if not any(hasattr(each, "__wrapped__") for each in (_without_partials(function), _code(function))):
+                require_place(function, name_of_function(function), given)
+
+    def _every(self) -> Iterator[Handler]:
+        return (handler for versions in self.by_type.values() for handler in versions.values())
 
     def takes(self, message: Message) -> bool:
         return self._handler_of(message) is not None
@@ -167,7 +180,7 @@ def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handler
     """
     by_type: dict[str, dict[str | None, Handler]] = {}
     declared: list[tuple[dict[str | None, Handler], Handler, Declaration]] = []
-    kinds = set()
+    kinds: dict[bool, str] = {}  # whether it is async, and the first that is so
     for function in functions:
         name = name_of_function(function)
         if not hasattr(function, MARK):
@@ -185,7 +198,7 @@ def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handler
             versions[subscription.version] = handler
             if subscription.declaration is not None:
                 declared.append((versions, handler, subscription.declaration))
-        kinds.add(is_async(function))
+        kinds.setdefault(is_async(function), name)
     for versions, handler, declaration in declared:  # after all: a handler of the older version itself goes first
         for version, decode in decodes_of_older(declaration):
             if version is not None or None not in versions:
@@ -193,8 +206,11 @@ def collect_handlers(functions: Iterable[AsyncHandler | SyncHandler]) -> Handler
     if not kinds:
         raise ConfigurationError("a consumer needs at least one handler")
     if len(kinds) == 2:
-        raise ConfigurationError("the handlers of one consumer are all `async def` or all plain functions, not both")
-    return Handlers(by_type, kinds.pop())
+        raise ConfigurationError(
+            "the handlers of one consumer are all `async def` or all plain functions, not both:"
+            f" {kinds[True]} is an `async def`, {kinds[False]} is a plain function"
+        )
+    return Handlers(by_type, is_async=True in kinds)
 
 
 def _as_it_came(message: Message) -> Message:
@@ -250,8 +266,13 @@ def call(function: Callable[..., Any], *arguments: Any) -> None:
 
 
 async def call_async(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function, and await what it returns. Raises as `call` does, within `in_own_task`."""
-    await _finish(function, _called(function, *arguments))
+    """Call a function, and await what it returns. Raises as `call` does, within `in_own_task`.
+
+    Raises:
+        NotAwaitedError: the function made a write to the outbox that was not begun.
+    """
+    with EachBegun():
+        await _finish(function, _called(function, *arguments))
 
 
 async def call_in_thread(function: Callable[..., Any], *arguments: Any) -> None:
@@ -311,7 +332,7 @@ def _require_finished(function: Callable[..., Any], result: object) -> None:
     # be one.
     unfinished = [result] if callable(result) else list(_unfinished(result))
     for each in unfinished:
-        if inspect.iscoroutine(each):
+        if isinstance(each, Coroutine):
             each.close()  # else Python warns that the coroutine was never awaited
     if unfinished:
         raise HandlerResultError(name_of_function(function), type(unfinished[0]).__name__)

@@ -42,8 +42,8 @@ class Inbox:
         scope: what is applied once. "message": each message id, whichever role wrote it. "writer": each message id of
             each role, and each role has its own keys. All processes of a consumer change it at once, and never back.
     Raises:
-        ConfigurationError: the URL does not name PostgreSQL, the engine is not one of postgresql+psycopg, or the scope
-            is another word.
+        ConfigurationError: the URL does not name PostgreSQL, the engine is not one of postgresql+psycopg, the name is
+            empty, or the scope is another word.
     """
 
     target: "DatabaseSettings | Url | Engine | AsyncEngine | sessionmaker[Any] | async_sessionmaker[Any]"
@@ -52,6 +52,8 @@ class Inbox:
     scope: Scope = "message"
 
     def __post_init__(self) -> None:
+        if not self.consumer_name:
+            raise ConfigurationError("an inbox needs the name of its consumer, which keeps apart several of them")
         if self.scope not in get_args(Scope):
             raise ConfigurationError(f"scope of an inbox is one of {', '.join(get_args(Scope))}; not {self.scope!r}")
         if isinstance(self.target, str | SecretStr):

@@ -50,10 +50,21 @@ def open_alchemy(
         raise ConfigurationError(f"an inbox with {type(inbox.target).__name__} takes {wanted}")
     if pipeline:
         raise ConfigurationError("pipeline is psycopg's, and not for handlers that work with SQLAlchemy")
+    if handlers is not None:
+        handlers.require_place(_place_of(inbox.target, engine))
     handlers = handlers or Handlers({}, is_async)
     if isinstance(engine, AsyncEngine):
         return AlchemyAsync(inbox, handlers, admission, engine)
     return AlchemyThread(inbox, handlers, admission, engine)
+
+
+def _place_of(target: object, engine: Engine | AsyncEngine) -> type:
+    """Return the class of what handlers get."""
+    if isinstance(target, sessionmaker | async_sessionmaker):
+        made: type = target.class_
+        given = made.__bases__[0]
+        return given if given.__name__ == made.__name__ else made  # a sessionmaker may make a subclass of the given one
+    return AsyncConnection if isinstance(engine, AsyncEngine) else Connection
 
 
 class AlchemyAsync(AsyncTransactions):

@@ -1,5 +1,7 @@
 """Choose the transactions for an inbox and its handlers: psycopg or SQLAlchemy, asynchronous or in a thread."""
 
+import psycopg
+
 from relay.config.settings import DatabaseSettings
 from relay.consume.apply.handlers import Handlers
 from relay.consume.apply.inbox import EVERYTHING, Admission, Inbox
@@ -19,6 +21,8 @@ def open_transactions(
         from relay.consume.apply.sqlalchemy_transactions import open_alchemy  # noqa: PLC0415  # SQLAlchemy: only who uses it pays
 
         return open_alchemy(inbox, handlers, pipeline=pipeline, admission=admission)
+    if handlers is not None:
+        handlers.require_place(psycopg.AsyncConnection if handlers.is_async else psycopg.Connection)
     if handlers is None or handlers.is_async:
         return AsyncTransactions(inbox, handlers or Handlers({}, is_async=True), admission, pipeline)
     if pipeline:

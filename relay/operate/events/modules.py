@@ -6,11 +6,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
+from os.path import dirname
+from sysconfig import get_path
 from traceback import extract_tb
 from types import ModuleType
 
+import relay
 from relay.errors import ConfigurationError, MissingExtraError, OutboxError, UsageError
 from relay.outbox.declared import Declaration, declaration_of
+
+OF_LIBRARIES = (*{get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}, dirname(relay.__file__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +64,11 @@ def _imported(name: str) -> ModuleType:
 
 
 def _reason(name: str, error: BaseException) -> str:
-    places = [frame for frame in extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    place = f" ({places[-1].filename}, line {places[-1].lineno})" if len(places) > 1 else ""
+    frames = extract_tb(error.__traceback__)[1:]  # without the one of this module
+    places = [frame for frame in frames if not frame.filename.startswith("<")]  # Python's own, as `<frozen os>`
+    # Libraries raise errors, too: the reader seeks the line of the application that has called them.
+    own = [frame for frame in places if not frame.filename.startswith(OF_LIBRARIES)] or places
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     words = str(error) if isinstance(error, OutboxError) else f"{type(error).__name__}: {error}"
     return f"module {name} cannot be imported: {' '.join(words.split())}{place}"
 
