@@ -39,7 +39,7 @@ async def test_a_poison_message(
         process = Process(COMMAND, log=tmp_path / "log", environment=variables)
         await eventually(lambda process=process: not process.is_running(), "it dies")
 
-    async with watch() as watched:
+    async with watch(already="OutboxConsumerPoisoned") as watched:  # the consumer gives it up as soon as it is there
         await watched.fires_alone("OutboxConsumerPoisoned")
         await watched.ends("OutboxConsumerPoisoned")
 
