@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from hashlib import sha256
 from typing import Any, Generic
 from uuid import UUID, uuid5
 
@@ -13,6 +12,7 @@ from typing_extensions import TypeVar
 
 from relay.consume.cloudevents import unwrapped
 from relay.outbox.declared import VERSION
+from relay.outbox.identity import id_of_writer
 from relay.servers.rabbitmq.content_header import UNDECODABLE
 
 Payload_co = TypeVar("Payload_co", default=bytes, covariant=True)
@@ -89,14 +89,6 @@ class Unreadable:
     """A delivery that cannot be a message of the outbox."""
 
     reason: str
-
-
-def id_of_writer(message_id: UUID, writer: str) -> UUID:
-    """Return the id by which an inbox with `scope="writer"` knows a message: a hash that no writer can aim at.
-
-    `relay.consume.apply.inbox.ID_OF_WRITER` computes the same in SQL; tests/consume/test_scope.py compares them.
-    """
-    return UUID(bytes=sha256(message_id.bytes + writer.encode()).digest()[:16])
 
 
 def read_delivery(delivered: DeliveredMessage, consumer_name: str, *, by_writer: bool = False) -> Delivery | Unreadable:

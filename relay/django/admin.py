@@ -7,7 +7,7 @@ from django.http import HttpRequest
 
 from relay.django.models import OutboxRow
 
-HELP = "An id or message id; a key, as “customer 17”; or an event type."
+HELP = 'An id or message id; a key, as customer 17; or an event type. Put " around a part that has spaces.'
 
 
 @admin.register(OutboxRow)

@@ -5,7 +5,7 @@ making the tables.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 from django.apps import apps
@@ -13,43 +13,10 @@ from django.core import checks
 from django.db import DatabaseError, connections
 
 from relay.django import where
-from relay.outbox.row import NewRow
+from relay.django.tables import OutboxFound, read_outbox
 from relay.servers.postgres.compatibility import release_needed
 
-# From the catalog, which every login may read: the login of a writer may read no table.
-READ = """
-    SELECT
-        obj_description(version.oid, 'pg_class'),
-        ARRAY(
-            SELECT name FROM unnest(%(columns)s::text[]) AS given (name) WHERE NOT EXISTS (
-                SELECT FROM pg_attribute WHERE attrelid = message.oid AND attname = name AND NOT attisdropped)
-        ),
-        has_schema_privilege(space.oid, 'USAGE') AND coalesce(has_sequence_privilege(ids.oid, 'USAGE'), true)
-            AND NOT EXISTS (
-                SELECT FROM pg_attribute
-                WHERE attrelid = message.oid AND attname = ANY (%(columns)s)
-                    AND NOT has_column_privilege(message.oid, attnum, 'INSERT')
-            ),
-        has_table_privilege(message.oid, 'SELECT') AND coalesce(has_table_privilege(shown.oid, 'SELECT'), true),
-        current_user::text
-    FROM pg_namespace AS space
-    JOIN pg_class AS message ON message.relnamespace = space.oid AND message.relname = 'message'
-    LEFT JOIN pg_class AS version ON version.relnamespace = space.oid AND version.relname = 'migration'
-    LEFT JOIN pg_class AS shown ON shown.relnamespace = space.oid AND shown.relname = 'message_state'
-    LEFT JOIN pg_class AS ids ON ids.relnamespace = space.oid AND ids.relname = 'message_id_seq' AND ids.relkind = 'S'
-    WHERE space.nspname = %(schema)s
-"""
 MAKE = "add a migration with relay.django.Migrate(), or run `relay migrate`"
-
-
-class OutboxFound(NamedTuple):
-    """What READ returns."""
-
-    note: str | None
-    missing: list[str]  # columns
-    may_write: bool
-    may_read: bool
-    login: str
 
 
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
@@ -73,16 +40,14 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> list[check
     if alias not in (databases or ()) or alias not in connections.settings or not _is_usable(alias):
         return []
     try:
-        with connections[alias].cursor() as cursor:
-            cursor.execute(READ, {"schema": schema, "columns": list(NewRow._fields)})
-            row = cursor.fetchone()
+        found = read_outbox(connections[alias], schema)
     except DatabaseError as error:
         problem = f"The outbox of database {alias!r} cannot be checked: {str(error).partition(chr(10))[0]}"
         return [checks.Warning(problem, id="outbox_relay.W001")]
-    if row is None:
+    if found is None:
         problem = f"Database {alias!r} has no outbox in schema {schema!r}."
         return [checks.Warning(problem, hint=f"To make its tables, {MAKE}.", id="outbox_relay.W002")]
-    return _of_tables(alias, schema, OutboxFound(*row))
+    return _of_tables(alias, schema, found)
 
 
 def _of_tables(alias: str, schema: str, found: OutboxFound) -> list[checks.CheckMessage]:

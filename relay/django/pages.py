@@ -3,6 +3,7 @@
 A query set would sort or count all rows: sent rows have no index, and each state has another one.
 """
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,6 +23,9 @@ from relay.operate.messages.look import FoundPage, MessageState, Place, Search, 
 from relay.operate.messages.whereabouts import row_id
 
 AGES = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
+# In quotes, a part may have spaces.
+FIRST_PART = re.compile(r'(?:"([^"]+)"(?!\S)|(\S+))\s*(.*)', re.DOTALL)
+QUOTED = re.compile(r'\A"([^"]+)"\Z')
 CHECK = "`manage.py check --database {alias}` says what is missing."
 
 
@@ -102,13 +106,15 @@ def search_of(text: str, state: str | None, past: str | None) -> Search:
 
 
 def _searched(text: str) -> dict[str, Any]:
-    first, _, rest = text.partition(" ")
+    if not (found := FIRST_PART.match(text)):
+        return {}
+    quoted, plain, rest = found.groups()
     if rest:
-        return {"aggregate_type": first, "aggregate_id": rest.strip()}
+        return {"aggregate_type": plain or quoted, "aggregate_id": QUOTED.sub(r"\1", rest)}
     try:
-        return {"row": row_id(text)} if text else {}
+        return {"row": row_id(plain)} if plain else {"event_type": quoted}
     except UsageError:
-        return {"event_type": text}
+        return {"event_type": plain}
 
 
 def message_at(request: HttpRequest, address: str) -> OutboxRow | None:

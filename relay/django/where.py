@@ -1,10 +1,13 @@
 """Where a project has the outbox, by its settings."""
 
+import re
 from typing import Any
 
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+SPECIAL = re.compile(r"[\s\\]")  # in libpq's `options`
 
 
 def alias() -> str:
@@ -18,7 +21,13 @@ def schema() -> str:
 
 
 def url_of(database: Any) -> str:
-    """Return how libpq connects to the database of a Django connection, with its password."""
+    """Return how libpq connects to the database of a Django connection, with its password, as the same role."""
     database.ensure_connection()
     info = database.connection.info
-    return make_conninfo(info.dsn, password=info.password or None)
+    given: dict[str, Any] = conninfo_to_dict(info.dsn)
+    if info.password:
+        given["password"] = info.password
+    if role := database.settings_dict["OPTIONS"].get("assume_role"):
+        words = SPECIAL.sub(r"\\\g<0>", role)
+        given["options"] = f"{given.get('options', '')} -c role={words}".strip()
+    return make_conninfo(**given)

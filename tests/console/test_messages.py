@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.config.settings import DatabaseSettings, Settings
-from relay.consume.message import id_of_writer
 from relay.errors import UsageError
 from relay.operate.messages import look as messages
 from relay.operate.messages.look import MessageState, Place, Search, search
 from relay.operate.operation import Role
 from relay.operate.session import session
+from relay.outbox.identity import id_of_writer
 from tests.console.rows import parked, sent, waiting
 from tests.console.site import browser, log_in, post, running, users
 

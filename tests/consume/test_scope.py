@@ -11,8 +11,8 @@ from psycopg.sql import SQL
 from relay.config.settings import BrokerSettings
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, WorkPolicy, on
 from relay.consume.apply.inbox import ID_OF_WRITER
-from relay.consume.message import id_of_writer
 from relay.errors import ConfigurationError
+from relay.outbox.identity import id_of_writer
 from tests.consume.effects import Queue, Stumbling, Table, count, running
 from tests.consume.policies import ORDERS, QUICK, SEVERAL_MINUTES, SOON
 from tests.support.eventually import eventually

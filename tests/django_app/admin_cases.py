@@ -70,6 +70,28 @@ class Admin(OutboxTestCase):
         assert [state for state, _ in self.found(q="customer 17", past="hour")] == ["pending", "sent"]
         assert self.found(q="nothing") == []
 
+    def test_a_part_that_has_spaces_is_found_in_quotes(self) -> None:
+        events = [
+            Event("sales order", "1", "OrderPlaced", {}),
+            Event("sales order", " 1", "Order Placed", {}),
+            Event("sales", "order 1", "4711", {}),
+        ]
+        with transaction.atomic():
+            add(connection, *events)
+        searches = {'"sales order" 1': 0, '"sales order" " 1"': 1, "sales order 1": 2, '"Order Placed"': 1, '"4711"': 2}
+        for text, place in searches.items():
+            assert self.found(q=text) == [("pending", events[place].message_id)], text
+        self.assertContains(self.client.get(LIST), "that has spaces")
+
+    def test_the_last_page_leads_to_no_other(self) -> None:
+        for sent, following in ((0, False), (1, True)):
+            run("DELETE FROM outbox.message")
+            run(SENT, sent)
+            with transaction.atomic():
+                add(connection, *(Event("customer", str(number), "InvoiceIssued", {}) for number in range(50)))
+            changes = self.client.get(LIST).context["cl"]
+            assert (len(changes.result_list), changes.next_page is not None) == (50, following)
+
     def test_what_is_no_search_leads_to_the_whole_list(self) -> None:
         for query in ({"state": "lost"}, {"past": "year"}, {"p": "1.2"}, {"payload__contains": "x"}):
             page = self.client.get(LIST, query)

@@ -53,7 +53,7 @@ def project(postgres: PostgresServer, tmp_path: Path) -> Iterator[Project]:
 def test_each_case_passes(project: Project) -> None:
     told = project.manage("test", "--noinput")
 
-    assert "Ran 12 tests" in told
+    assert "Ran 14 tests" in told
     assert "OK" in told
 
 

@@ -5,10 +5,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from relay.consume.message import id_of_writer
 from relay.errors import NotFoundError
 from relay.operate.reconcile import compare
 from relay.operate.sent.selection import SentSelection
+from relay.outbox.identity import id_of_writer
 from tests.operate.inboxes import DAY, HOUR, MINUTE, Ends, figures
 
 

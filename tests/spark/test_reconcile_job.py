@@ -16,7 +16,7 @@ from outbox_spark.errors import ReadError
 from outbox_spark.jobs import reconcile as job
 from outbox_spark.jobs.reconcile import reconcile
 from outbox_spark.reconciling.ends import Question
-from relay.consume.message import id_of_writer
+from relay.outbox.identity import id_of_writer
 from tests.spark.running import refused, run_job
 
 pytestmark = pytest.mark.jobs

@@ -8,7 +8,7 @@ from relay.testing.servers.rabbitmq import RabbitServer
 from tests.testing.suite import NOT_ON_LINUX, run_suite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
-EXAMPLE, HANDLERS, SCENARIO = (block.removeprefix("python\n") for block in PAGE.split("```")[1::2])
+EXAMPLE, HANDLERS, SCENARIO, _ = (block.removeprefix("python\n") for block in PAGE.split("```")[1::2])
 
 
 def test_the_example_passes(server_url: str, tmp_path: Path) -> None:

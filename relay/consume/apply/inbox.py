@@ -141,7 +141,7 @@ REMEMBER: LiteralString = """
 """
 
 
-# The value of `message.id_of_writer` for a row of the outbox.
+# The value of `relay.outbox.identity.id_of_writer` for a row of the outbox.
 ID_OF_WRITER: LiteralString = """
     encode(substring(sha256(uuid_send(message_id) || convert_to(written_as, 'UTF8')) FOR 16), 'hex')::uuid
 """

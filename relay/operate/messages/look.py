@@ -181,7 +181,8 @@ def search(tables: Tables, wanted: Search, *, after: str | None = None) -> Found
         if waits.next is not None:
             return waits
         if len(waits.lines) == ROWS:
-            return FoundPage(waits.lines, MessageState.SENT)
+            is_last = _search_sent(tables, wanted, None, room=0).next is None
+            return FoundPage(waits.lines, None if is_last else MessageState.SENT)
         lines, after = waits.lines, None
     sent = _search_sent(tables, wanted, None if after == MessageState.SENT else after, room=ROWS - len(lines))
     return FoundPage([*lines, *sent.lines], sent.next, sent.looked_until)

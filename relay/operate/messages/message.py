@@ -7,10 +7,10 @@ from uuid import UUID
 
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
-from relay.consume.message import id_of_writer
 from relay.errors import NotFoundError
 from relay.operate.messages.look import FoundPage, MessageState, Place, Search, of_day, rows_that_wait, search
 from relay.operate.messages.whereabouts import RowId
+from relay.outbox.identity import id_of_writer
 from relay.servers.postgres.tables import Tables
 
 

@@ -11,9 +11,9 @@ from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from relay.consume.apply.inbox import ID_OF_WRITER
-from relay.consume.message import id_of_writer
 from relay.operate.reconcile.interval import Interval
 from relay.operate.sent.selection import SentSelection
+from relay.outbox.identity import id_of_writer
 from relay.servers.postgres.tables import Tables
 
 FETCH_ROWS = 5000

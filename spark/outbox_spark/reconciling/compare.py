@@ -89,7 +89,7 @@ def _against_inbox(ends: Ends, question: Question) -> list[DataFrame]:
 def id_of_writer() -> Column:
     """Return the id by which an inbox by writer knows an event (docs/decisions/0038-an-inbox-by-writer.md).
 
-    Null where no role is known. Source: relay/consume/message.py, `id_of_writer`; tests compare both.
+    Null where no role is known. Source: relay/outbox/identity.py, `id_of_writer`; tests compare both.
     """
     id_bytes = f.unhex(f.replace(f.col("message_id"), f.lit("-"), f.lit("")))
     hashed = f.sha2(f.concat(id_bytes, f.encode(f.nullif("written_as", f.lit("")), "UTF-8")), 256)
