@@ -76,7 +76,10 @@ def _name(file: Path) -> str:
     return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-OF_CONSUMERS = ("relay.testing.harness", "relay.testing.memory", "relay.testing.scenario", "relay.consume")
+OF_CONSUMERS = (
+    *(f"relay.testing.{name}" for name in ("handed", "harness", "hindering", "memory", "scenario")),
+    "relay.consume",
+)
 OF_LIBRARIES = tuple(f"relay.outbox.{name}" for name in ("alchemy", "orm", "by_asyncpg", "by_django"))
 
 

@@ -19,6 +19,7 @@ import pytest
         ("pydantic", "import relay.servers.postgres.database", "publisher"),
         ("structlog", "import relay.observe.log", "publisher"),
         ("aiormq", "from relay.testing import Harness", "consume"),
+        ("aiormq", "from relay.testing import message", "consume"),
         ("alembic", "from relay.testing import migrate; migrate('')", "testing"),
         ("pydantic", "from relay.testing import assert_compatible", "testing"),
         ("pydantic", "from relay.testing import migrate; migrate('')", "testing"),

@@ -21,6 +21,7 @@ from relay.testing.written import Written
 
 if TYPE_CHECKING:
     from relay.testing.contracts import assert_compatible
+    from relay.testing.handed import message
     from relay.testing.harness import Dead, DeliveryReport, Harness
     from relay.testing.scenario import Scenario
 
@@ -34,6 +35,7 @@ __all__ = [
     "Written",
     "assert_compatible",
     "capture",
+    "message",
     "migrate",
     "require_transaction",
     "template_database",
@@ -48,6 +50,11 @@ def __getattr__(name: str) -> Any:
             from relay.testing import harness  # noqa: PLC0415
 
         return getattr(harness, name)
+    if name == "message":
+        with importing("consume"):
+            from relay.testing.handed import message  # noqa: PLC0415
+
+        return message
     if name == "assert_compatible":
         with importing("testing"):
             from relay.testing.contracts import assert_compatible  # noqa: PLC0415

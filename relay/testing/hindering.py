@@ -68,13 +68,15 @@ def of_consumer(consumer: Consumer, judge: ToldJudge) -> list[str]:
     return [f"consumer of {consumer.queue}: {line}" for line in [*lines, *judge.lines()]]
 
 
-def of_message(tables: Tables, message_id: UUID, consumer_name: str, consumers: Iterable[Consumer]) -> list[str]:
-    """Return what is wrong with a wait for this message and this consumer."""
+def of_message(tables: Tables, message_id: UUID | None, consumer_name: str, consumers: Iterable[Consumer]) -> list[str]:
+    """Return what is wrong with a wait for this message and this consumer; without an id it has no row yet."""
     noted = [name for (name,) in tables.execute(NOTED).fetchall()]
     names = sorted({*noted, *(consumer.setup.inbox.consumer_name for consumer in consumers)})
     lines = []
     if consumer_name not in names:
         lines.append(f"no consumer is named {consumer_name}; there is {', '.join(names) or 'none'}")
+    if message_id is None:
+        return [*lines, "no committed row of this type and key since the scenario began"]
     states = [state for (state,) in tables.execute(STATE, {"message_id": message_id}).fetchall()]
     return [*lines, f"its row is {states[0]}" if states else "no committed row has this message_id"]
 

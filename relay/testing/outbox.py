@@ -1,5 +1,7 @@
 """What an application wrote, read in the caller's own transaction."""
 
+import asyncio
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,8 @@ from relay.testing.written import Written
 
 if TYPE_CHECKING:
     from relay.outbox.write import Async, Sync
+
+LOOK_INTERVAL = 0.02  # seconds between two looks at what is waited for
 
 
 class Outbox:
@@ -50,6 +54,34 @@ class Outbox:
         """
         return _one_of(self._rows(), Expected(event_type, key, payload), count)
 
+    def until_written(
+        self,
+        event_type: str | type,
+        *,
+        key: Key | None = None,
+        payload: Any = None,
+        count: int | None = None,
+        within: float = 5.0,
+    ) -> Written:
+        """Look again until the rows are as `assert_written` wants them, which has the same arguments.
+
+        It is for an application that writes in another thread or process, and commits. Keep no lock that it needs.
+
+        Args:
+            within: seconds to wait; after them comes the last look.
+        Raises:
+            AssertionError: the last look has found no such row, or another number of them.
+            RuntimeError: the transaction of the target would not see what is committed meanwhile.
+        """
+        wanted, end = Expected(event_type, key, payload), time.monotonic() + within
+        if snapshot := self._snapshot():
+            _require_new_look(snapshot, self._snapshot())
+        while True:
+            is_last, rows = time.monotonic() >= end, self._rows()
+            if is_last or _is_so(rows, wanted, count):
+                return _one_of(rows, wanted, count)
+            time.sleep(LOOK_INTERVAL)
+
     def assert_nothing_written(self, event_type: str | type | None = None, *, key: Key | None = None) -> None:
         """Check that no row is there, or no row of this type and key.
 
@@ -73,6 +105,9 @@ class Outbox:
     def _rows(self) -> list[Written]:
         return list(map(reading.decoded, reading.run(self._target, reading.READ, self._schema)))
 
+    def _snapshot(self) -> list[str]:
+        return reading.run(self._target, reading.SNAPSHOT, self._schema)
+
 
 class AsyncOutbox:
     """As `Outbox`, for an asynchronous connection or session of psycopg or SQLAlchemy."""
@@ -91,6 +126,25 @@ class AsyncOutbox:
         """As `Outbox.assert_written`."""
         return _one_of(await self._rows(), Expected(event_type, key, payload), count)
 
+    async def until_written(
+        self,
+        event_type: str | type,
+        *,
+        key: Key | None = None,
+        payload: Any = None,
+        count: int | None = None,
+        within: float = 5.0,
+    ) -> Written:
+        """As `Outbox.until_written`; meanwhile other tasks run, and write by other connections."""
+        wanted, end = Expected(event_type, key, payload), time.monotonic() + within
+        if snapshot := await self._snapshot():
+            _require_new_look(snapshot, await self._snapshot())
+        while True:
+            is_last, rows = time.monotonic() >= end, await self._rows()
+            if is_last or _is_so(rows, wanted, count):
+                return _one_of(rows, wanted, count)
+            await asyncio.sleep(LOOK_INTERVAL)
+
     async def assert_nothing_written(self, event_type: str | type | None = None, *, key: Key | None = None) -> None:
         """As `Outbox.assert_nothing_written`."""
         _none_of(await self._rows(), Expected(event_type, key))
@@ -107,9 +161,27 @@ class AsyncOutbox:
         rows = await reading.run_async(self._target, reading.READ, self._schema)
         return list(map(reading.decoded, rows))
 
+    async def _snapshot(self) -> list[str]:
+        return await reading.run_async(self._target, reading.SNAPSHOT, self._schema)
+
 
 def _matching(rows: Sequence[Written], wanted: Expected) -> list[Written]:
     return [row for row in rows if not wanted.differences(row)]
+
+
+def _is_so(rows: Sequence[Written], wanted: Expected, count: int | None) -> bool:
+    """Whether no later row is needed: `_one_of` finds what is wanted, or refuses the count."""
+    found = len(_matching(rows, wanted))
+    return found > 0 if count is None else found == count or count < 1
+
+
+def _require_new_look(first: Sequence[str], second: Sequence[str]) -> None:
+    """Check that two looks were of two transactions, as without one that goes on."""
+    if first == second:
+        raise RuntimeError(
+            "the transaction of the outbox is repeatable read or serializable, and sees no later commit. Let it be read"
+            " committed, or give the outbox a connection in autocommit mode"
+        )
 
 
 def _one_of(rows: Sequence[Written], wanted: Expected, count: int | None) -> Written:

@@ -19,21 +19,27 @@ if TYPE_CHECKING:
     from relay.outbox.write import Async, Sync
 
 # One text a row: every driver has texts, and JSON's form of a time does not depend on the session's settings.
-READ = SQL("""
+ROWS = """
     SELECT CAST(json_build_object(
         'event_type', event_type, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id, 'headers', headers,
         'message_id', message_id, 'exchange', exchange, 'routing_key', routing_key, 'content_type', content_type,
         'available_at', available_at, 'text', CAST(payload AS text), 'hex', encode(payload_bytes, 'hex'), 'state', state
     ) AS text)
     FROM {schema}.message_state
-    ORDER BY id
-""")
+"""
+READ = SQL(ROWS + "ORDER BY id")
+READ_SINCE = SQL(ROWS + "WHERE id > %(since)s ORDER BY id")
 # `created_at` is the moment at which the row's transaction has begun, and so one of this transaction is of `now()`.
 # That holds in its savepoints, too, and needs no right on the table.
 UNCOMMITTED = SQL("""
     SELECT event_type FROM {schema}.message_state
     WHERE state = 'pending' AND created_at = now() AND pg_current_xact_id_if_assigned() IS NOT NULL
     ORDER BY id
+""")
+# One row where later statements see no later commit. Its moment is that of the transaction's begin, so without one that
+# goes on each statement has another.
+SNAPSHOT = SQL("""
+    SELECT CAST(now() AS text) WHERE current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
 """)
 EARLIEST, LATEST = (each.replace(tzinfo=UTC) for each in (datetime.min, datetime.max))  # noqa: DTZ901
 CLEAR = SQL("DELETE FROM {schema}.message RETURNING event_type")

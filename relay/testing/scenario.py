@@ -18,7 +18,8 @@ from relay.operate.session import session
 from relay.outbox.events import Event
 from relay.servers.postgres.tables import Tables
 from relay.servers.rabbitmq import topology
-from relay.testing import hindering
+from relay.testing import hindering, reading
+from relay.testing.matching import Expected, Key
 from relay.testing.written import Written
 
 LOOK_INTERVAL = 0.02  # seconds between two looks at what is waited for
@@ -28,6 +29,9 @@ IS_APPLIED = SQL("""
         SELECT FROM {schema}.processed_message WHERE message_id = %(message_id)s AND consumer_name = %(consumer)s
     )
 """)
+
+
+NEWEST = SQL("SELECT coalesce(max(id), 0) FROM {schema}.message_state")
 
 
 class Scenario:
@@ -61,6 +65,7 @@ class Scenario:
         self._timeout = timeout
         self._node = Node(self._settings)
         self._running = AsyncExitStack()
+        self._since = 0  # the id of the newest row at the begin
 
     async def __aenter__(self) -> Self:
         """Declare the topology, and return when relay and consumers are ready.
@@ -73,6 +78,7 @@ class Scenario:
         declared = await topology.apply(self._settings.broker, self._settings.topology)
         if bad := [each for each in declared if each.standing in topology.BAD]:
             raise ConfigurationError("; ".join(f"{each.kind} {each.name}: {each.words}" for each in bad))
+        self._since = await asyncio.to_thread(self._newest)
         async with AsyncExitStack() as stack:
             relaying = asyncio.create_task(self._node.run(), name="scenario.relay")
             stack.push_async_callback(self._end, relaying)
@@ -92,30 +98,33 @@ class Scenario:
 
     async def until_applied(
         self,
-        message_id: UUID | str | Event | Written,
+        message_id: UUID | str | Event | Written | type,
         consumer_name: str,
         *,
+        key: Key | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> None:
         """Return when this consumer has applied the message.
 
         Args:
-            message_id: of the message, or an event or row that has it.
+            message_id: of the message, or an event or row that has it. Or the name of a type, or a declared class: then
+                it is the newest such row that was written since the scenario began.
+            key: for a type: `(aggregate_type, aggregate_id)`, or `aggregate_id` alone.
         Raises:
             TimeoutError: it has not.
         """
-        id_ = _id_of(message_id)
-        values = {"message_id": id_, "consumer": consumer_name}
+        wanted = _wanted(message_id, key)
 
         def is_applied() -> bool:
             with session(self._settings.database) as tables:
-                return bool(tables.execute(IS_APPLIED, values).fetchone()[0])  # type: ignore[index]
+                values = {"message_id": self._id_of(tables, wanted), "consumer": consumer_name}
+                return bool(tables.one(IS_APPLIED, values)[0])
 
         await self._until(
             lambda: asyncio.to_thread(is_applied),
-            f"{consumer_name} applies {id_}",
+            f"{consumer_name} applies {wanted}",
             timeout,
-            lambda tables: hindering.of_message(tables, id_, consumer_name, self._judges),
+            lambda tables: hindering.of_message(tables, self._id_of(tables, wanted), consumer_name, self._judges),
         )
 
     async def until(
@@ -167,19 +176,40 @@ class Scenario:
             return [*lines, str(error)]
         return lines or ["nothing hinders relay and consumers, no row waits, and nothing has failed"]
 
+    def _newest(self) -> int:
+        with session(self._settings.database) as tables:
+            return int(tables.one(NEWEST)[0])
+
+    def _id_of(self, tables: Tables, wanted: UUID | Expected) -> UUID | None:
+        """Return the id of what is wanted; None: there is no such row yet."""
+        if isinstance(wanted, UUID):
+            return wanted
+        texts = tables.execute(reading.READ_SINCE, {"since": self._since}).fetchall()
+        rows = [row for row in (reading.decoded(text) for (text,) in texts) if not wanted.differences(row)]
+        return rows[-1].message_id if rows else None
+
     async def _end(self, relaying: asyncio.Task[None]) -> None:
         self._node.start_draining()
         await relaying
 
 
-def _id_of(message: object) -> UUID:
+def _wanted(message: object, key: Key | None) -> UUID | Expected:
+    """Return the id of a message, or what its row must be."""
     match message:
+        case type():
+            return Expected(message, key)
         case UUID():
-            return message
+            id_ = message
         case Event() | Written():
-            return message.message_id
+            id_ = message.message_id
         case str():
-            return UUID(message)
+            try:
+                id_ = UUID(message)
+            except ValueError:
+                return Expected(message, key)
         case _:
-            kind = type(message).__name__
-            raise TypeError(f"{kind} has no message_id: Outbox(connection).assert_written(...).message_id is a row's")
+            kind, row = type(message).__name__, "Outbox(connection).assert_written(...)"
+            raise TypeError(f"{kind} has no message_id: give a row, as of {row}, or a type and key=")
+    if key is not None:
+        raise TypeError(f"key is {key!r}, and the message is given by its id: key is for a type")
+    return id_

@@ -42,7 +42,12 @@ class Project:
         done = subprocess.run(
             [sys.executable, "-m", "django", *arguments],
             cwd=self.folder,
-            env={**os.environ, "DJANGO_SETTINGS_MODULE": "project", "PYTHONPATH": f"{self.folder}:{ROOT}"},
+            env={
+                **os.environ,
+                "DJANGO_SETTINGS_MODULE": "project",
+                "PYTHONPATH": f"{self.folder}:{ROOT}",
+                "DJANGO_ALLOW_ASYNC_UNSAFE": "",  # other tests of this process may have set it
+            },
             check=False,
             capture_output=True,
             text=True,

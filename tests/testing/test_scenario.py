@@ -1,6 +1,7 @@
 """A scenario runs relay and consumers on real servers; a wait that takes too long says what hinders it."""
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from uuid import UUID, uuid4
@@ -12,7 +13,7 @@ import pytest
 from relay.consume import Consumer, FailurePolicy, Inbox, Message, Permanent, Retries, on
 from relay.consume.apply.handlers import AsyncHandler
 from relay.errors import BrokerUnavailableError, ConfigurationError, QueueMissingError
-from relay.outbox import Event, add
+from relay.outbox import Event, add, event
 from relay.testing import Scenario, virtual_host
 from relay.testing.servers.process import free_port
 from relay.testing.servers.rabbitmq import RabbitServer
@@ -30,6 +31,13 @@ TOPOLOGY = """
     queue = "billing"
     routing_key = "invoice.InvoicePaid"
 """
+
+
+@event("InvoicePaid", key=("invoice", "number"))
+@dataclass
+class Paid:
+    number: int
+    amount: int
 
 
 @on("InvoicePaid")
@@ -160,6 +168,32 @@ async def test_a_timeout_says_that_the_wait_itself_is_wrong(database_url: str, b
 
     assert not_committed.endswith("no committed row has this message_id")
     assert "no consumer is named acounting; there is accounting\n  its row is sent" in misspelt
+
+
+async def test_a_type_and_key_stand_for_the_newest_row(database_url: str, broker_url: str, config: Path) -> None:
+    ours = consumer(database_url, broker_url)
+    await asyncio.to_thread(pay, database_url, 1)
+    async with Scenario(database_url, broker_url, ours, config=config, timeout=60) as scenario:
+        await scenario.until(lambda: ours.counters.applied == 1)
+        with pytest.raises(TimeoutError) as early:
+            await scenario.until_applied("InvoicePaid", "accounting", key=("invoice", "42"), timeout=0.5)
+        waiting = asyncio.create_task(scenario.until_applied("InvoicePaid", "accounting", key=42))
+        await asyncio.to_thread(pay, database_url, 2)
+        await waiting
+        await scenario.until_applied(Paid, "accounting", key=("invoice", "42"))
+        assert ours.counters.applied == 2
+
+        await asyncio.to_thread(pay, database_url, -1)
+        with pytest.raises(TimeoutError) as late:
+            await scenario.until_applied(Paid, "accounting", timeout=5)
+        with pytest.raises(TypeError, match="key is for a type"):
+            await scenario.until_applied(uuid4(), "accounting", key=42)
+
+    first, *rest = str(early.value).splitlines()
+    assert first == "accounting applies InvoicePaid with key ('invoice', '42'): not within 0.5 s"
+    assert "  no committed row of this type and key since the scenario began" in rest
+    assert "accounting applies InvoicePaid: not within 5 s" in str(late.value)
+    assert "its row is sent" in str(late.value)
 
 
 async def test_without_a_hindrance_it_says_so(database_url: str, broker_url: str, config: Path) -> None:

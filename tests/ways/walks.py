@@ -142,6 +142,6 @@ async def channel_of(settings: Settings) -> AsyncIterator[AbstractChannel]:
 WAYS = (
     Way("a row, from INSERT to sent", 20, walk_row),
     Way("a message, from the queue to the inbox", 18, walk_message),
-    Way("a retry of many rows, from the console's button to the rows", 26, walk_retry),
+    Way("a retry of many rows, from the console's button to the rows", 24, walk_retry),
     Way("a row of Spark, from its writer to its commit", 16, walk_spark_row),
 )
