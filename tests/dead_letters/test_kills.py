@@ -112,7 +112,7 @@ async def killed_at_an_ack(way: Way, letters: Letters, relay: Commands, *command
     async with proxied(letters.broker) as (proxy, far):
         proxy.on_frame(way, Basic.Ack, 1, Act.HOLD)
         begun = relay.start(*command, RELAY_BROKER_URL=far.url.get_secret_value())
-        await proxy.wait_seen(way, Basic.Ack, 1, within=60)
+        await proxy.wait_seen(way, Basic.Ack, 1)
         begun.stop(signal.SIGKILL)
 
 

@@ -159,7 +159,7 @@ class FaultProxy:
         self._limits.clear()
         self.fired.clear()
 
-    async def wait_seen(self, way: Way, method: Method, count: int, within: float = 10.0) -> None:
+    async def wait_seen(self, way: Way, method: Method, count: int, within: float = 60.0) -> None:
         """Wait until `count` frames of a method have come in, forwarded or not. Raises TimeoutError."""
         async with asyncio.timeout(within), self._counted:
             await self._counted.wait_for(lambda: self.seen[way, method] >= count)
