@@ -4,7 +4,7 @@ A statement names only the columns that a writer may fill, so the role `outbox_w
 on no other column.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -103,12 +103,12 @@ async def write_async(
         raise
 
 
-def note_remedy(error: Exception, schema: str) -> None:
+def note_remedy(error: Exception, schema: str, remedies: Mapping[str, str] = REMEDIES) -> None:
     """Add the remedy to an error of the database, of whichever driver, that has a common one."""
     drivers = (error, getattr(error, "orig", None), error.__cause__)  # SQLAlchemy has it as `orig`, Django as the cause
     code = next((state for each in drivers if (state := getattr(each, "sqlstate", None))), None)
-    if code in REMEDIES:
-        error.add_note(REMEDIES[code].format(schema=schema))
+    if code is not None and code in remedies:
+        error.add_note(remedies[code].format(schema=schema))
 
 
 def require_transaction(connection: psycopg.Connection[Any]) -> None:

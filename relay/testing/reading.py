@@ -12,6 +12,7 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier
 
+from relay.outbox.insert import note_remedy
 from relay.outbox.write import driver_of, is_of_asyncpg, not_a_target
 from relay.testing.written import Written
 
@@ -71,13 +72,10 @@ def _text(statement: SQL, schema: str) -> str:
 
 @contextmanager
 def _noting_remedies(schema: str) -> Iterator[None]:
-    """Add the remedy to an error of the database, of whichever driver, that has a common one."""
     try:
         yield
     except Exception as error:
-        codes = (getattr(each, "sqlstate", None) for each in (error, getattr(error, "orig", None)))
-        for code in REMEDIES.keys() & codes:
-            error.add_note(REMEDIES[code].format(schema=schema))
+        note_remedy(error, schema, REMEDIES)
         raise
 
 

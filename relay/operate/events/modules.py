@@ -15,7 +15,8 @@ import relay
 from relay.errors import ConfigurationError, MissingExtraError, OutboxError, UsageError
 from relay.outbox.declared import Declaration, declaration_of
 
-OF_LIBRARIES = (*{get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}, dirname(relay.__file__))
+LIBRARIES = (*map(get_path, ("stdlib", "platstdlib", "purelib", "platlib")), dirname(relay.__file__))
+OF_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in LIBRARIES)
 
 
 @dataclass(frozen=True, slots=True)
