@@ -230,7 +230,10 @@ class _Server:
     async def _accept(self) -> None:
         while True:
             try:
-                connection, _ = await self._loop.sock_accept(self._listener)
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                await self._wait_for_client()
+                continue
             except OSError:  # the client has left, or the process has no file descriptor left
                 self._evict()
                 await asyncio.sleep(ACCEPT_AGAIN)
@@ -239,6 +242,15 @@ class _Server:
                 self._evict()
             # Ends after a turn of the loop, in which the sockets of evicted clients are closed.
             await self._loop.connect_accepted_socket(self._client, connection)
+
+    async def _wait_for_client(self) -> None:
+        """Unlike the loop's `sock_accept`, report no error when this is cancelled while a client comes."""
+        has_come = asyncio.Event()
+        self._loop.add_reader(self._listener, has_come.set)
+        try:
+            await has_come.wait()
+        finally:
+            self._loop.remove_reader(self._listener)
 
     async def _end(self) -> None:
         while self._clients:

@@ -49,10 +49,12 @@ def chaos(*, seconds: Seconds = 60.0, seed: int | None = None, logs: Path | None
             print(f"{time.monotonic() - begun:6.1f}  {words}", flush=True)
 
         outcome = asyncio.run(run(servers, seed, seconds, folder, say))
+        passed = summary.is_passed(outcome)
+        if not passed:  # before the summary, so that the end of a cut log tells why
+            print(*last_words(folder), *outcome.remains, sep="\n")
         print(*summary.lines(outcome), sep="\n")
-        if summary.is_passed(outcome):
-            return 0
-        print(*last_words(folder), *outcome.remains, sep="\n")
+    if passed:
+        return 0
     print(f"seed {seed} fails; again: make chaos SECONDS={seconds:g} SEED={seed}")
     return 1
 

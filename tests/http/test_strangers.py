@@ -6,6 +6,8 @@ import os
 import resource
 import socket
 import ssl
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 
@@ -301,6 +303,30 @@ async def test_connections_that_come_and_go_leave_nothing_behind() -> None:
         await asyncio.to_thread(come_and_go)
         assert (await site.get("/livez")).status == 200
         await eventually(lambda: open_files(os.getpid()) <= before, "all is closed")
+
+
+async def test_a_client_that_comes_at_the_end_makes_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    class Hanging(Quiet):
+        """Holds the server's thread: a client that comes and the end of the server meet in one turn of its loop."""
+
+        is_held, is_free = threading.Event(), threading.Event()
+
+        def __call__(self) -> Iterator[Metric]:
+            self.is_held.set()
+            assert self.is_free.wait(20)
+            time.sleep(0.2)  # in which the server is told to end
+            return super().__call__()
+
+    subject = Hanging()
+    async with serving(subject) as site:
+        asking = asyncio.create_task(asyncio.to_thread(exchange, site, b"GET /metrics HTTP/1.1\r\n\r\n"))
+        assert await asyncio.to_thread(subject.is_held.wait, 20)
+        late = connected(site)
+        subject.is_free.set()
+
+    with late:
+        await asking
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 async def test_few_file_descriptors_are_told_and_left_to_the_relay(monkeypatch: pytest.MonkeyPatch) -> None:
