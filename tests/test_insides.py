@@ -3,7 +3,12 @@
 from collections.abc import Iterable
 from inspect import signature
 
+import pytest
+from aiormq.abc import ChannelFrame
 from aiormq.connection import FrameReceiver
+from pamqp import frame
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
 
 from relay.config.settings import BrokerSettings
 from relay.servers.rabbitmq.connection import connect, open_channel
@@ -48,7 +53,26 @@ async def test_frames_of_a_channel_pass_who_takes_them(broker: BrokerSettings) -
     give_frames_back(channel, pass_on)
     await channel.queue_declare("", exclusive=True)
 
-    assert [frame.name for frame in taken] == ["Queue.DeclareOk"]  # type: ignore[attr-defined]
+    assert [each.name for each in taken] == ["Queue.DeclareOk"]  # type: ignore[attr-defined]
     assert answers(channel).empty()
     assert write_queue(channel).empty()
     await connection.close()
+
+
+async def test_a_confirm_that_comes_late_makes_no_warning(
+    broker: BrokerSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = await connect(broker, "test")
+    channel = await open_channel(connection, confirms=True)
+
+    async def take(_: object) -> None:
+        pass
+
+    give_frames_back(channel, take_frames(channel, take))
+    parts = Basic.Publish(routing_key="nowhere"), ContentHeader()
+    message = b"".join(frame.marshal(part, channel.number) for part in parts)
+    await write_queue(channel).put(ChannelFrame(message, should_close=False))
+    await channel.queue_declare("", exclusive=True)  # answered behind the confirm
+    await connection.close()
+
+    assert [record.getMessage() for record in caplog.records] == []

@@ -11,6 +11,7 @@ from typing import Any
 import aiormq
 from aiormq.abc import AbstractChannel, AbstractConnection, ChannelFrame
 from aiormq.connection import FrameReceiver
+from pamqp.commands import Basic
 from pamqp.commands import Connection as Methods
 
 from relay.servers.rabbitmq.frames import FrameReader
@@ -72,8 +73,13 @@ def take_frames(channel: AbstractChannel, take: Take) -> Take:
 
 
 def give_frames_back(channel: AbstractChannel, pass_on: Take) -> None:
-    """Let the channel get its frames again, as before `take_frames`."""
-    channel.frames.put = pass_on  # type: ignore[method-assign,assignment]
+    """Let the channel get its frames again, but no confirms: the library would warn of one that comes late."""
+
+    async def pass_others_on(weighed: tuple[int, Any]) -> None:
+        if not isinstance(weighed[1], Basic.Ack | Basic.Nack):
+            await pass_on(weighed)
+
+    channel.frames.put = pass_others_on  # type: ignore[method-assign,assignment]
 
 
 def write_queue(channel: AbstractChannel) -> "asyncio.Queue[ChannelFrame]":
