@@ -1,18 +1,18 @@
 """Handlers under test: decoding, inbox, retries and dead letters as in production, without a broker and its waits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, LiteralString, cast
+from typing import Any, LiteralString, NamedTuple, cast
 from uuid import UUID
 
 from aiormq.abc import AbstractChannel
 from psycopg.sql import Composed
 
 from relay.consume.apply.fence import NO_PARTITION
-from relay.consume.apply.handlers import AsyncHandler, SyncHandler
+from relay.consume.apply.handlers import AsyncHandler, Handlers, SyncHandler
 from relay.consume.apply.inbox import Inbox
 from relay.consume.apply.inbox_session import InboxSession
 from relay.consume.apply.transactions import Parameters, Rows
@@ -23,6 +23,7 @@ from relay.consume.failed.copy_publisher import CopyPublisher
 from relay.consume.failed.envelope import DEAD_ATTEMPTS, DEAD_REASON, EXCEPTION, EXCEPTION_WORDS, unpack
 from relay.consume.failed.poison import BegunAttempts
 from relay.consume.hindrances import Outages
+from relay.consume.message import Message
 from relay.consume.policies import FailurePolicy, WorkPolicy
 from relay.consume.setup import Setup
 from relay.consume.startup import check_inbox
@@ -92,6 +93,13 @@ class Dead:
     error: str
 
 
+class HandlerCall(NamedTuple):
+    """A call of a handler for a message; one that takes a list is called once for all messages of the list."""
+
+    handler: AsyncHandler | SyncHandler
+    message_id: UUID
+
+
 @dataclass
 class DeliveryReport:
     """What became of the messages of one call, also of those that another harness of this consumer has left.
@@ -104,6 +112,7 @@ class DeliveryReport:
         waiting: messages that wait in a retry queue at the end, or in the queue after an `Overload`.
         dead: messages that were given up in this call, or in an earlier one that ended by an error.
         overload: the words of an `Overload` that has ended the call.
+        calls: which handler was called for which message, in order; also when it failed.
     """
 
     applied: list[Written] = field(default_factory=list)
@@ -113,6 +122,12 @@ class DeliveryReport:
     waiting: list[Written] = field(default_factory=list)
     dead: list[Dead] = field(default_factory=list)
     overload: str | None = None
+    calls: list[HandlerCall] = field(default_factory=list)
+
+    def applied_by(self, handler: AsyncHandler | SyncHandler) -> list[Written]:
+        """Return the messages of `applied` that this one of the harness's handlers has applied."""
+        last = {message_id: called for called, message_id in self.calls}
+        return [event for event in self.applied if last.get(event.message_id) == handler]
 
     def raise_first(self) -> None:
         """Raise what a handler raised first, with its traceback; else a MessageError for the first dead letter.
@@ -330,6 +345,7 @@ class Call:
     async def consume(self, *, loses_acks: bool = False) -> bool:
         """Run a consumer until all is settled; return whether it paused for an overload, and so left something."""
         setup = self._consumer().setup
+        setup.handlers = RecordingHandlers(setup.handlers.by_type, setup.handlers.is_async, self.report.calls)
         setup.judge = RecordingJudge(setup.failures, self.report.failed)
         setup.session = FrozenSession(setup.inbox, setup.outages)
         setup.begun_attempts = BegunAttempts(setup.inbox, setup.session)
@@ -370,6 +386,19 @@ class Call:
         inbox = self._setup.inbox
         fixed = {"consumer": inbox.consumer_name, "no_partition": NO_PARTITION, "frozen": FROZEN}
         return await self._setup.session.run(inbox.statement(statement), {**fixed, **parameters})
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingHandlers(Handlers):
+    """Handlers that note which of them was called for which message."""
+
+    noted: list[HandlerCall]
+
+    def calls(self, messages: Iterable[Message]) -> Iterator[tuple[Callable[..., Any], Message | list[Message]]]:
+        for function, argument in Handlers.calls(self, messages):
+            of_call = argument if isinstance(argument, list) else [argument]
+            self.noted.extend(HandlerCall(function, message.message_id) for message in of_call)
+            yield function, argument
 
 
 class RecordingJudge(Judge):

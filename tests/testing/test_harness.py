@@ -83,6 +83,31 @@ async def test_a_message_that_comes_twice_has_one_effect(payments: Payments) -> 
     first.raise_first()
 
 
+async def test_a_report_tells_which_handler_was_called_for_which_message(database_url: str) -> None:
+    failures = [ZeroDivisionError()]
+
+    @on("InvoicePaid", batch=True)
+    async def pay(messages: list[Message], connection: psycopg.AsyncConnection) -> None:
+        if failures:
+            raise failures.pop()
+
+    @on("*")
+    async def take(message: Message, connection: psycopg.AsyncConnection) -> None:
+        pass
+
+    work = WorkPolicy(batch_size=10)
+    harness = Harness([pay, take], inbox=Inbox(database_url, "payments"), failures=RETRIES, work=work)
+    first, second, third = events = [paid(1), paid(2), paid(3, event_type="InvoiceVoided")]
+
+    delivered = await harness.deliver(*events)
+    again = await harness.deliver(*events)
+
+    assert (delivered.applied_by(pay), delivered.applied_by(take)) == ([first, second], [third])
+    calls_of_pay = [each.message_id for each in delivered.calls if each.handler is pay]
+    assert calls_of_pay[2:] == [first.message_id, second.message_id]  # one by one, after the list has failed
+    assert (again.applied_by(pay), again.calls) == ([], [])
+
+
 async def test_a_process_that_dies_before_the_acknowledgement_leaves_one_effect(payments: Payments) -> None:
     delivered = await payments.harness().crash_before_ack(paid(1))
 
