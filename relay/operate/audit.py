@@ -41,9 +41,15 @@ JOBS = SQL("""
         why, id AS job, done AS rows, saved_at AS last_at
     FROM {schema}.job
 """)
-SOURCES = (ROWS, LETTERS, JOBS)
+ALL = SQL("true")
+# Each source, what the list shows of it, and what the list of all rows shows of it.
 # A job is one line, which its order gives, and one for each time that an operator turned it. In the list of all rows
-# stands the order of a replay alone: its rows have no line.
+# stands the order of a replay alone: its rows have no line. Migration 0036 has indexes with the first two conditions.
+SOURCES = (
+    (ROWS, SQL("(job IS NULL OR starts_with(command, 'jobs ') OR command = 'replay cancel')"), ALL),
+    (LETTERS, SQL("job IS NULL"), ALL),
+    (JOBS, ALL, SQL("command = 'replay'")),
+)
 READ = SQL("""
     SELECT * FROM ({source}) AS deed
     WHERE id < %(before)s
@@ -56,12 +62,6 @@ READ = SQL("""
     ORDER BY id DESC
     LIMIT %(limit)s
 """)
-LISTED = {
-    (False, False): SQL("(job IS NULL OR starts_with(command, 'jobs ') OR command = 'replay cancel')"),
-    (False, True): SQL("true"),
-    (True, False): SQL("true"),
-    (True, True): SQL("command = 'replay'"),
-}  # by whether it is a job, and whether each row is wanted
 NOTE = SQL("""
     INSERT INTO {schema}.operator_audit (command, target, done_by, why)
     VALUES (%(command)s, %(target)s, %(by)s, %(why)s)
@@ -129,8 +129,8 @@ def list_(at: Servers, asked: ListAudit) -> AuditPage:
             "since": since,
             "until": until,
         }
-        for number, (source, before) in enumerate(zip(SOURCES, befores, strict=True)):
-            parts = {"source": tables.sql(source), "is_listed": LISTED[source is JOBS, asked.rows]}
+        for number, ((source, listed, listed_rows), before) in enumerate(zip(SOURCES, befores, strict=True)):
+            parts = {"source": tables.sql(source), "is_listed": listed_rows if asked.rows else listed}
             found = tables.rows(Deed, READ, values | {"before": before, "limit": asked.limit + 1}, **parts)
             pages.append([(number, deed) for deed in found])
     merged = list(heapq.merge(*pages, key=lambda each: each[1].done_at, reverse=True))
