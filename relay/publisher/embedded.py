@@ -37,10 +37,11 @@ class EmbeddedRelay:
             self._node = Node(self._settings)
             try:
                 await self._node.run()
-            except* (OutboxError, psycopg.Error) as group:
+            except* Exception as group:
                 self._failure = "; ".join(str(error) for error in leaves(group))
                 failures += 1
-                log.error("relay.failed", reason=self._failure)
+                _, fault = group.split((OutboxError, psycopg.Error))
+                log.error("relay.failed", reason=self._failure, exc_info=fault)
             else:
                 return
             await wait_for_event(self._stopped, backoff(failures, RESTART_INITIAL, RESTART_MAX))

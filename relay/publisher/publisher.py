@@ -12,21 +12,26 @@ from typing import Any, Self
 
 from relay.config.secret import read_again
 from relay.config.settings import BrokerSettings, DatabaseSettings, RelaySettings, Route, Settings, Url, settings_of
-from relay.engine.send.broker_link import BrokerLink
+from relay.engine.send.broker_link import BrokerLink, WireFaultError
 from relay.errors import ConfigurationError, NotAcceptedError
+from relay.logger import get_logger
 from relay.outbox.declared import Declared, event_of
 from relay.outbox.errors import FieldError
 from relay.outbox.events import Event
 from relay.publisher.buffer import Buffer
 from relay.publisher.delivery_path import DeliveryPath
+from relay.publisher.embedded import RESTART_INITIAL, RESTART_MAX
 from relay.publisher.entry import Unaccepted
 from relay.publisher.file_buffer import FileBuffer
 from relay.publisher.state import Mode, PublisherState
 from relay.publisher.table_buffer import TableBuffer
-from relay.runtime.backoff import wait_for_event
+from relay.runtime.backoff import backoff, wait_for_event
 from relay.runtime.forks import Opened
 from relay.runtime.health import Health
+from relay.runtime.hindrance import Hindrance
 from relay.runtime.stopping import GOODBYES
+
+log = get_logger(__name__)
 
 DATABASE_URL = re.compile("postgres(ql)?://")  # other text is the path of a file
 
@@ -211,11 +216,23 @@ class DurablePublisher:
             return FileBuffer(self._file, self._settings)
         return TableBuffer(self._settings, self.name, embedded=self._embedded)
 
+    async def _stay_linked(self, link: BrokerLink) -> None:
+        """Keep the direct way open, also after a fault of ours; meanwhile events go to the buffer."""
+        failures = 0
+        while True:
+            try:
+                await link.run()
+            except WireFaultError as fault:
+                failures += 1
+                log.error("publisher.failed", reason=str(fault), exc_info=fault)
+                self._health.degrade("broker", Hindrance(f"a fault of the publisher: {fault}"))
+                await asyncio.sleep(backoff(failures, RESTART_INITIAL, RESTART_MAX))
+
     async def _work(self, buffer: Buffer, path: DeliveryPath, link: BrokerLink, closed: asyncio.Event) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 works = {
-                    "link": link.run(),
+                    "link": self._stay_linked(link),
                     "direct": path.direct.run(),
                     "write": path.write(),
                     "watch": path.watch(),

@@ -10,7 +10,7 @@ from math import inf, isinf
 from typing import NamedTuple, Protocol
 
 from aiormq.abc import AbstractChannel as Underlay
-from aiormq.exceptions import AMQPError, ConnectionClosed
+from aiormq.exceptions import AMQPError, ChannelInvalidStateError, ConnectionClosed
 from pydantic import SecretStr
 
 from relay.config.settings import BrokerSettings, Settings
@@ -87,6 +87,10 @@ class RefusesAllError(ConnectionClosed):
 
     Like the library's error, it ends with the broker's words.
     """
+
+
+class WireFaultError(Exception):
+    """A fault of ours has ended a wire."""
 
 
 class WireUser(Protocol):
@@ -167,6 +171,7 @@ class BrokerLink:
 
         Raises:
             BrokerUnavailableError: there never was a connection, for longer than `start_timeout`.
+            WireFaultError: a fault of ours; another `run` can go on.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._start_timeout
@@ -382,8 +387,9 @@ class BrokerLink:
 
 def _raise_fault(carrying: asyncio.Task[None]) -> None:
     """Raise what has ended a wire, unless that was the loss of its channel: the next one would end so, too, unseen."""
-    if not carrying.cancelled() and (error := carrying.exception()) is not None and not isinstance(error, LOSSES):
-        raise error
+    error = None if carrying.cancelled() else carrying.exception()
+    if error is not None and not isinstance(error, AMQPError | ChannelInvalidStateError | OSError):
+        raise WireFaultError(f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(slots=True)
