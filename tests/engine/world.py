@@ -31,7 +31,7 @@ class GivesUp:
     async def wait(self, error: Error, _: int) -> None:
         raise error
 
-    async def report(self, error: Error) -> None:
+    async def report(self, error: Error, *, again: bool) -> None:  # noqa: ARG002
         raise error
 
     def heal(self) -> None:

@@ -94,9 +94,14 @@ class DatabaseRetry:
         else:
             await wait_for_event(self._drain, backoff(attempts, RETRY_INITIAL, RETRY_MAX))
 
-    async def report(self, error: psycopg.Error) -> None:
-        """Log why a statement has failed, and show it in the health report."""
-        self._health.degrade("database", await self._explain(error))
+    async def report(self, error: psycopg.Error, *, again: bool) -> None:
+        """Log why a statement has failed, and show it in the health report.
+
+        If it has waited for a row for the first time, it will pass by itself: another relay moves rows of the route.
+        """
+        is_for_a_row = isinstance(error, errors.LockNotAvailable) and not (await self._find_blockers())[0]
+        if again or not is_for_a_row:
+            self._health.degrade("database", await self._explain(error))
 
     def _is_waited_for(self, fault: StatementFault) -> bool:
         match fault:
@@ -159,8 +164,13 @@ class DatabaseRetry:
 
     async def _blockers(self, otherwise: str) -> Hindrance:
         """Return which sessions are in the way, else what strangers may know `otherwise`."""
+        words, places = await self._find_blockers()
+        public = next((public for at, public in BLOCKED_AT.items() if at in places), otherwise)
+        return Hindrance(words or "no session holds a lock on it any more", public)
+
+    async def _find_blockers(self) -> tuple[str | None, list[str]]:
+        """Return the sessions that lock a table, in words, and which tables these are."""
         async with self._session.use() as connection:
             statement = self._session.sql(BLOCKERS, name=self._session.schema)
             words, places = one(await (await connection.execute(statement)).fetchone())
-        public = next((public for at, public in BLOCKED_AT.items() if at in places), otherwise)
-        return Hindrance(words or "no session holds a lock on it any more", public)
+        return words, places

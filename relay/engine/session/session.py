@@ -436,8 +436,8 @@ class Retry(Protocol):
     async def wait(self, error: psycopg.Error, attempts: int) -> None:
         """Return when a statement that has failed so many times may run again; raise the error if it may not."""
 
-    async def report(self, error: psycopg.Error) -> None:
-        """Log why a statement has failed, and show it in the health report."""
+    async def report(self, error: psycopg.Error, *, again: bool) -> None:
+        """Log why a statement has failed, and show it in the health report; `again`: it has failed before."""
 
     def heal(self) -> None:
         """Note that a statement has succeeded after it had failed."""

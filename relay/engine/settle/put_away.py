@@ -77,7 +77,7 @@ class PutAway:
             self._failures += 1
             self._opens_at = time.monotonic() + backoff(self._failures, PAUSE_INITIAL, PAUSE_MAX)
             self._closed.set()
-            await self._retry.report(error)
+            await self._retry.report(error, again=self._failures > 1)
             raise ClosedError from error
         self._open()
 
