@@ -36,10 +36,11 @@ class Publication:
 def fates(history: History) -> list[Publication]:
     """Return every publish, in the order in which they passed.
 
-    The broker ignores what comes on a channel that it has closed, until the number is that of a new channel.
+    The broker ignores what comes on a connection or channel that it has closed, until the number is that of a new
+    channel.
     """
     publications: list[Publication] = []
-    closed: dict[tuple[int, int], Closed] = {}
+    closed: dict[tuple[int, int | None], Closed] = {}  # by connection and channel; None: all of them
     under_way: defaultdict[tuple[int, int], dict[int, Publication]] = defaultdict(dict)  # channel -> tag -> publish
     for record in history:
         match record:
@@ -49,8 +50,8 @@ def fates(history: History) -> list[Publication]:
                 place = (record.connection, record.channel)
                 if record.tag == 1:
                     closed.pop(place, None)
-                if place in closed:
-                    _end([publication], _fate_of(closed[place]), record.at)
+                if (close := closed.get((record.connection, None)) or closed.get(place)) is not None:
+                    _end([publication], _fate_of(close), record.at)
                 else:
                     under_way[place][record.tag] = publication
             case Acked() | Nacked():
@@ -61,8 +62,7 @@ def fates(history: History) -> list[Publication]:
                 tags = [tag for tag, one in of_channel.items() if one.sent.outbox_id == record.outbox_id]
                 _end([of_channel.pop(tag) for tag in tags[:1]], Fate.RETURNED, record.at)
             case Closed():
-                if record.channel is not None:
-                    closed[record.connection, record.channel] = record
+                closed.setdefault((record.connection, record.channel), record)
                 for place in list(under_way):
                     if place[0] == record.connection and record.channel in (None, place[1]):
                         _end(under_way.pop(place).values(), _fate_of(record), record.at)

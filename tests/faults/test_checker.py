@@ -75,12 +75,13 @@ def test_a_planted_violation_is_found(plant: Plant, invariant: Invariant) -> Non
     assert invariant in invalid(judge(evidence))
 
 
-def test_a_row_that_passes_behind_the_close_of_its_channel_may_be_sent_again() -> None:
+@pytest.mark.parametrize("close", [Closed(99, 2, 404), Closed(99, None, 320)], ids=["channel", "connection"])
+def test_a_row_that_passes_behind_a_close_may_be_sent_again(close: Closed) -> None:
     evidence = faithful()
     place, sent = next((place, r) for place, r in enumerate(evidence.history) if isinstance(r, Published))
     evidence.history[place:place] = [
-        Closed(sent.connection, 2, 404, at=sent.at - 0.0003),
-        replace(sent, channel=2, tag=7, at=sent.at - 0.0002),
+        replace(close, at=sent.at - 0.0003),
+        replace(sent, connection=99, channel=2, tag=7, at=sent.at - 0.0002),
     ]
     evidence.history[place + 2] = replace(sent, redelivered=True)
 

@@ -92,6 +92,7 @@ class FaultProxy:
         self.address, self.port = at
         self.seen: Counter[tuple[Way, Method]] = Counter()  # what came in, forwarded or not
         self.delay = {Way.UP: 0.0, Way.DOWN: 0.0}  # seconds on the way, alike for each frame
+        self._due = {Way.UP: 0.0, Way.DOWN: 0.0}  # of the last piece
         self.refusing = False  # new connections are reset at once
         self.refused = 0  # so many of them
         self.fired = asyncio.Event()  # a rule of `on_frame` or `cut_after` has acted
@@ -218,7 +219,8 @@ class FaultProxy:
                 piece = await self._next_frame(link, way, reader) if self._amqp else _Piece(await reader.read(65536))
                 if not piece.data:
                     break
-                piece.due = clock() + self.delay[way]
+                # Never before what came earlier, on whatever connection: a delay may end while frames are still due.
+                piece.due = self._due[way] = max(self._due[way], clock() + self.delay[way])
                 await pieces.put(piece)
         except asyncio.IncompleteReadError as end:
             await pieces.put(_Piece(end.partial))
