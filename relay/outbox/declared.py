@@ -17,7 +17,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import cached_property
 from inspect import iscoroutinefunction, signature
-from typing import Any, ClassVar, Protocol, TypeVar, get_origin, get_type_hints
+from typing import Any, ClassVar, NotRequired, Protocol, Required, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID, uuid4
 
 from relay.errors import ConfigurationError, importing
@@ -299,11 +299,16 @@ def _fields(event_type: str, kind: type) -> set[str]:
 
 
 def _require_id(event_type: str, kind: type, name: str) -> None:
-    """Check that the field may be an aggregate id, as far as its annotation is a plain class."""
+    """Check that the field may be an aggregate id, as far as its annotation is a plain class.
+
+    A validator, in `Annotated`, may make text of anything.
+    """
     try:
-        hint = get_type_hints(kind)[name]
+        hint = get_type_hints(kind, include_extras=True)[name]
     except (NameError, TypeError, AttributeError, SyntaxError, KeyError):
         return  # pydantic says what it cannot read, at the first write
+    while get_origin(hint) in (Required, NotRequired):
+        (hint,) = get_args(hint)
     found = get_origin(hint) or hint
     if isinstance(found, type) and issubclass(found, NO_IDS):
         raise ConfigurationError(

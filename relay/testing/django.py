@@ -9,6 +9,8 @@
             self.outbox.assert_written("OrderPlaced", key=("order", "1"))
 """
 
+import asyncio
+from contextlib import suppress
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from relay.testing.outbox import Outbox
 
 with importing("django"):
     from django.db import connections, transaction
-    from django.test import TestCase, TransactionTestCase
+    from django.test import TestCase, TransactionTestCase, override_settings
     from django.utils.connection import ConnectionProxy
     from psycopg.sql import SQL, Identifier
 
@@ -53,9 +55,9 @@ def clear_outbox(database: str | None = None, schema: str | None = None) -> None
 
 
 class TakenConnections:
-    """Django's connections as the thread has them; in the thread that has taken this, the one that it had then.
+    """Django's connections as the thread has them; in the thread that has taken this and in loops, the one of then.
 
-    There a loop of `asyncio.run` would have another one, which sees nothing of the test's transaction.
+    A loop, of `asyncio.run` or of `async_to_sync` in another thread, would have one of another transaction.
     """
 
     def __init__(self, alias: str) -> None:
@@ -63,7 +65,14 @@ class TakenConnections:
         self._thread = get_ident()
 
     def __getitem__(self, alias: str) -> Any:
-        return self._taken if get_ident() == self._thread else connections[alias]
+        return self._taken if get_ident() == self._thread or _runs_loop() else connections[alias]
+
+
+def _runs_loop() -> bool:
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        return True
+    return False
 
 
 class WithOutbox(Mixed):
@@ -85,7 +94,8 @@ class WithOutbox(Mixed):
 
     @classmethod
     def setUpClass(cls) -> None:
-        clear_outbox(cls.outbox_database, cls.outbox_schema)  # of what a run that was killed has left
+        with override_settings(**(cls._overridden_settings or {})):  # of the class; `super` makes its data, too
+            clear_outbox(cls.outbox_database, cls.outbox_schema)  # of what a run that was killed has left
         super().setUpClass()
 
     @property

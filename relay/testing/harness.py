@@ -52,10 +52,17 @@ HELD = """
     WHERE consumer_name = %(consumer)s AND partition = %(no_partition)s
     ORDER BY position
 """
-# Heads that are due, or that are claimed: a handler works on them.
+# Heads that are due, or that are claimed: a handler works on them. A head without a time gets one at once: the message
+# before it has just left.
 UNDER_WAY = """
-    SELECT event_type, message_id::text FROM {schema}.held_message
-    WHERE consumer_name = %(consumer)s AND partition = %(no_partition)s AND due_at < %(frozen)s
+    SELECT event_type, message_id::text FROM {schema}.held_message AS held
+    WHERE consumer_name = %(consumer)s AND partition = %(no_partition)s AND (due_at < %(frozen)s OR (
+        due_at = 'infinity' AND NOT EXISTS (
+            SELECT FROM {schema}.held_message AS earlier
+            WHERE earlier.consumer_name = held.consumer_name AND earlier.key = held.key
+                AND earlier.position < held.position
+        )
+    ))
     ORDER BY position
 """
 # What a consumer has left behind that is no more.

@@ -12,6 +12,7 @@ from psycopg.sql import SQL
 
 from relay.config.loading import load
 from relay.consume import Consumer
+from relay.consume.apply.inbox import ID_OF_WRITER
 from relay.engine.node import Node
 from relay.errors import ConfigurationError, OutboxError
 from relay.operate.session import session
@@ -24,12 +25,16 @@ from relay.testing.written import Written
 
 LOOK_INTERVAL = 0.02  # seconds between two looks at what is waited for
 
+# The inbox knows the message by its id, or by that of the message and its writer.
 IS_APPLIED = SQL("""
     SELECT EXISTS (
-        SELECT FROM {schema}.processed_message WHERE message_id = %(message_id)s AND consumer_name = %(consumer)s
+        SELECT FROM {schema}.processed_message WHERE consumer_name = %(consumer)s AND message_id IN (
+            SELECT %(message_id)s::uuid
+            UNION ALL
+            SELECT {id_of_writer} FROM {schema}.message_state WHERE message_id = %(message_id)s
+        )
     )
 """)
-
 
 NEWEST = SQL("SELECT coalesce(max(id), 0) FROM {schema}.message_state")
 
@@ -118,7 +123,7 @@ class Scenario:
         def is_applied() -> bool:
             with session(self._settings.database) as tables:
                 values = {"message_id": self._id_of(tables, wanted), "consumer": consumer_name}
-                return bool(tables.one(IS_APPLIED, values)[0])
+                return bool(tables.one(IS_APPLIED, values, id_of_writer=SQL(ID_OF_WRITER))[0])
 
         await self._until(
             lambda: asyncio.to_thread(is_applied),

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 from uuid import UUID
 
 import psycopg
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from relay.errors import ConfigurationError
@@ -256,6 +256,7 @@ class Keys(TypedDict):
     text: str
     number: int
     maybe: UUID | None
+    month: Annotated[date, AfterValidator(str)]
 
 
 class Unknown(TypedDict):
@@ -264,7 +265,8 @@ class Unknown(TypedDict):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(Keys, "text"), (Keys, "number"), (Keys, "maybe"), (Unknown, "unknown"), (Unknown, "amount")]
+    ("kind", "name"),
+    [*((Keys, name) for name in ("text", "number", "maybe", "month")), (Unknown, "unknown"), (Unknown, "amount")],
 )
 def test_what_may_be_an_id_or_cannot_be_read_is_declared(kind: type, name: str) -> None:
     assert event("Declared", key=("customer", name))(kind)

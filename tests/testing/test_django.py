@@ -32,9 +32,10 @@ class Migration(migrations.Migration):
 TESTS = """
 import asyncio
 from uuid import UUID
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, transaction
+from django.test import override_settings
 from relay.consume import FailurePolicy, Inbox, Message, Retries, on
 from relay.outbox import Event, NoTransactionError, add
 from relay.testing import Harness
@@ -75,10 +76,23 @@ class Committed(OutboxTransactionTestCase):
         async def read_taken():
             outbox.assert_written("OrderPlaced", count=1)
         asyncio.run(read_taken())
+        async_to_sync(read_taken)()
 
     def test_a_forgotten_transaction(self):
         with self.assertRaises(NoTransactionError):
             add(connection, Event("order", "1", "OrderPlaced", {}))
+
+@override_settings(OUTBOX_RELAY_SCHEMA="killed")
+class AfterAKilledRun(OutboxTestCase):
+    @classmethod
+    def setUpClass(cls):
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE SCHEMA killed; CREATE TABLE killed.message AS SELECT 1 AS id")
+        super().setUpClass()
+
+    def test_begins_empty(self):
+        with connection.cursor() as cursor:
+            assert cursor.execute("SELECT FROM killed.message").rowcount == 0
 
 class InALoop(OutboxTestCase):
     async def test_what_another_thread_has_written(self):
@@ -182,7 +196,7 @@ def project(server_url: str, tmp_path: Path) -> Project:
 def test_the_tests_of_a_project_have_the_outbox(project: Project, parallel: str) -> None:
     told = project.manage("test", "--parallel", parallel)
 
-    assert "Ran 11 tests" in told
+    assert "Ran 12 tests" in told
     assert "OK" in told
 
 

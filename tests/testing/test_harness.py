@@ -8,10 +8,13 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 import sqlalchemy as sa
+from psycopg.sql import Composed
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from relay.consume import FailurePolicy, Inbox, Message, Overload, Permanent, Retries, WorkPolicy, on
+from relay.consume.apply.inbox_session import InboxSession
+from relay.consume.apply.transactions import Parameters, Rows
 from relay.errors import DatabaseUnavailableError, InvalidPayloadError, MessageError
 from relay.outbox import Event, PayloadError, add
 from relay.testing import AsyncOutbox, Harness, Outbox, Written
@@ -145,6 +148,30 @@ async def test_a_failed_message_and_those_behind_it_wait_for_their_time(payments
     with pytest.raises(ZeroDivisionError, match="first") as raised:
         now.raise_first()
     assert raised.traceback[-1].name == "pay"
+
+
+@pytest.mark.parametrize("raised", [ZeroDivisionError(), Permanent("given up")])
+async def test_those_behind_a_message_that_has_left_follow_in_the_same_call(
+    payments: Payments, raised: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = InboxSession.run
+
+    async def slow(session: InboxSession, statement: Composed, *parameters: Parameters) -> Rows:
+        if "due_at = now()" in statement.as_string():  # between the end of one message and the next one's turn
+            await asyncio.sleep(0.05)
+        return await run(session, statement, *parameters)
+
+    monkeypatch.setattr(InboxSession, "run", slow)
+    payments.raises = [ZeroDivisionError(), raised]
+    harness = payments.harness()
+    await harness.deliver(paid(-1), paid(2), paid(3))
+
+    delivered = await harness.advance(1)
+
+    if isinstance(raised, Permanent):
+        assert (len(delivered.dead), amounts(delivered.applied), delivered.held) == (1, [2, 3], [])
+    else:
+        assert amounts((await harness.advance(60)).applied) == [-1, 2, 3]
 
 
 async def test_after_the_last_try_a_message_is_dead_and_its_key_goes_on(payments: Payments) -> None:

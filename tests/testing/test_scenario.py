@@ -89,6 +89,16 @@ async def test_what_is_written_is_applied(database_url: str, broker_url: str, co
         await scenario.until(lambda: ours.counters.applied == 1)
 
 
+async def test_an_inbox_that_tells_writers_apart_applies_a_message(
+    database_url: str, broker_url: str, config: Path
+) -> None:
+    ours = Consumer(QUEUE, [note], inbox=Inbox(database_url, "accounting", scope="writer"), broker=broker_url)
+    async with Scenario(database_url, broker_url, ours, config=config, timeout=60) as scenario:
+        message_id = await asyncio.to_thread(pay, database_url, 5)
+
+        await scenario.until_applied(message_id, "accounting")
+
+
 async def test_a_timeout_says_what_hinders(database_url: str, broker_url: str, config: Path) -> None:
     ours = consumer(database_url, broker_url)
     async with Scenario(database_url, broker_url, ours, config=config, timeout=60) as scenario:

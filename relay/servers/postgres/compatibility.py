@@ -18,8 +18,8 @@ from relay.errors import SchemaError
 
 _PACKAGE = Path(relay.__file__).parent
 
-# Inside the installed package, or next to it in a checkout.
-SCRIPTS = next(folder for folder in (_PACKAGE / "migrations", _PACKAGE.parent / "migrations") if folder.is_dir())
+# Inside the installed package, or next to it in a checkout. Where it is neither, as in a zip, all but migrations works.
+SCRIPTS = _INSTALLED if (_INSTALLED := _PACKAGE / "migrations").is_dir() else _PACKAGE.parent / "migrations"
 
 # The revision, and the note if there is one. A dump made with --no-comments has no note; then no limit is known.
 READ_TABLES = SQL("SELECT version_num, obj_description(tableoid, 'pg_class') FROM {schema}.migration")
