@@ -5,9 +5,11 @@ wait and the step of the task behind it is how the result of the wait is lost.
 """
 
 import asyncio
+import gc
 import os
+import socket
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -171,7 +173,9 @@ class Open:
         try:
             await eventually(lambda: not self._left(), "all is closed")
         except TimeoutError:
-            raise AssertionError(f"it stays open: {self._left()}") from None
+            left = self._left()
+            gc.collect()
+            raise AssertionError(f"it stays open: {left}; after a garbage collection: {self._left()}") from None
 
     def _left(self) -> list[str]:
         now = Open.now()
@@ -185,7 +189,14 @@ def _names() -> Iterator[str]:
         except FileNotFoundError:  # that of the list itself
             continue
         if not name.startswith(("anon_inode", "pipe", "/dev")):
-            yield name
+            yield name + (_peer_of(number) if name.startswith("socket:") else "")
+
+
+def _peer_of(number: str) -> str:
+    """Return whom a socket is connected to, for the words of a failure."""
+    with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as found:
+        return f" to {found.getpeername()}"
+    return ""
 
 
 Trial = Callable[[Run], Coroutine[Any, Any, None]]
