@@ -74,6 +74,7 @@ class Relaying(RuleBasedStateMachine):
         self.wire = RecordingWire()
         self.seen = 0  # of wire.sent
         self.first_sent: set[int] = set()
+        self.put_back = set[int]()  # refused rows that a lock has kept from being parked
         self.confirmed: set[int] = set()
         self.parked: list[Row] = []  # that hold their keys
         self.amid_asking: Callable[[], None] | None = None
@@ -302,6 +303,7 @@ class Relaying(RuleBasedStateMachine):
             written = self.world.table[row.id]
             if is_locked and written.attempts + 1 >= self.settings.max_attempts:
                 self.tail.put_back([row, *self._leave_key(row)], self.world.clock + 0.3)
+                self.put_back.add(row.id)
                 continue
             written.attempts += 1
             if written.attempts < self.settings.max_attempts:
@@ -362,8 +364,9 @@ class Relaying(RuleBasedStateMachine):
         ]
 
     def _is_passed(self, id_: int) -> bool:
-        """Whether a refused row may be passed over; one that is refused again and again is parked."""
-        return self.settings.key_policy is KeyPolicy.SKIP and self.world.table[id_].attempts > 0
+        """Whether a refused row may be passed over; one that is refused again and again is parked, or waits for it."""
+        is_refused = self.world.table[id_].attempts > 0 or id_ in self.put_back
+        return self.settings.key_policy is KeyPolicy.SKIP and is_refused
 
     async def _commit(self, transaction: OpenTransaction) -> None:
         self.world.commit(transaction)
