@@ -230,5 +230,4 @@ async def cancel_at(moments: Sequence[Moment], trial: Trial, *, again: int = 0) 
                 cancelled += 1
                 break
     assert not failed, "\n".join(failed)
-    # On a busy machine answers come in other orders, and about half of the moments are passed by.
-    assert 4 * cancelled > len(moments), f"of {len(moments)} moments runs came to {cancelled} only"
+    assert 2 * cancelled > len(moments), f"of {len(moments)} moments runs came to {cancelled} only"
