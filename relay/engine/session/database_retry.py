@@ -99,9 +99,12 @@ class DatabaseRetry:
 
         If it has waited for a row for the first time, it will pass by itself: another relay moves rows of the route.
         """
-        is_for_a_row = isinstance(error, errors.LockNotAvailable) and not (await self._find_blockers())[0]
-        if again or not is_for_a_row:
+        if again or not await self._is_for_a_row(error):
             self._health.degrade("database", await self._explain(error))
+
+    async def _is_for_a_row(self, error: psycopg.Error) -> bool:
+        """Whether a statement has waited for a lock, and nobody locks a table."""
+        return isinstance(error, errors.LockNotAvailable) and (await self._find_blockers())[0] is None
 
     def _is_waited_for(self, fault: StatementFault) -> bool:
         match fault:
